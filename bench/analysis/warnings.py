@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.analysis.run_records import by_rung, group_by, tps_by_round
+from bench.analysis.run_records import by_rung, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.records.record import RUNGS, Outcome, Record
@@ -31,6 +31,11 @@ def warnings(board: Scoreboard) -> list[str]:
             "the run was resumed within a round: a round that was cut in two is paired within its parts "
             "only, its second part with the control as first rung"
         )
+    for row in board.rows:
+        if row.mfu is not None and row.mfu > 1 and (m := measured(board.records_of(row))):
+            peak = f"the {m.peak_flops_kind} peak, so one of the two is wrong"
+            count = "; do its lines count steps?" if row.external else ""
+            lines.append(f"{row.rung}: its speed is {row.mfu:.0%} of {peak}{count}")
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):

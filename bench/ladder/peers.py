@@ -94,7 +94,8 @@ def _first_group(pattern: str | None, text: str) -> str | None:
     return match.group(1) if match else None
 
 
-NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
+NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)(?![\d.]|,\d)"
+"""A number; 3,0 is none, of which 3 would be taken."""
 
 
 def _pattern(text: str) -> str:

@@ -179,5 +179,5 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Tabl
 
 def _by_own_rate(limit: Bound) -> str:
     """Which parts of the bound count at a rate measured for themselves."""
-    parts = {"products": limit.products_by_shape, "attention": limit.attention_by_kernel}
+    parts = {"matmuls": limit.products_by_shape, "attention": limit.attention_by_kernel}
     return ", ".join(name for name, own in parts.items() if own)

@@ -176,6 +176,9 @@ def main() -> None:
     except PermissionError as error:
         code = 2
         typer.echo(f"gpt2: {denied(error)}", err=True)
+    except ImportError as error:
+        code = 2
+        typer.echo(f"gpt2: a package of this Python does not load: {error}", err=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now

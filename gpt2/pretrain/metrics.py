@@ -74,8 +74,8 @@ class Files:
 
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
-        self.set_aside: Path | None = None
-        """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
+        self.set_aside: list[Path] = []
+        """New paths of metrics that could not be continued: no checkpoint, damaged, or steps missing."""
         kept = self._kept(step, looked)
         try:
             with atomic_write(self._jsonl_path, sync=False) as file:
@@ -89,21 +89,32 @@ class Files:
             raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
 
     def _kept(self, step: int, looked: bool) -> list[Event]:
-        """Return the events up to the checkpoint; a file that cannot be continued is moved aside."""
+        """Return the events up to the checkpoint; a file that cannot be continued is moved aside.
+
+        metrics.csv is, too, where metrics.jsonl lacks steps that it may have.
+        """
         if not self._jsonl_path.exists():
             return []
         with contextlib.suppress(MetricsError):
             found = list(read(self._jsonl_path.parent))
             if step:
                 again = () if looked else EVALUATIONS
+                if max((event.step for event in found if event.kind == "step"), default=0) < step:
+                    self._put_aside(self._csv_path)
                 return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
             if not any(event.kind == "step" for event in found):
                 return []
-        names = ("metrics-before.jsonl", *(f"metrics-before-{number}.jsonl" for number in range(2, 1000)))
-        places = (self._jsonl_path.with_name(name) for name in names)
-        self.set_aside = next(place for place in places if not place.exists())
-        self._jsonl_path.replace(self.set_aside)
+        self._put_aside(self._jsonl_path)
+        self._put_aside(self._csv_path)
         return []
+
+    def _put_aside(self, path: Path) -> None:
+        """Rename a file to metrics-before or the like; nothing where it is missing or not a plain file."""
+        if not path.is_file() or path.is_symlink():
+            return
+        numbers = ("", *(f"-{number}" for number in range(2, 1000)))
+        places = (path.with_name(f"metrics-before{number}{path.suffix}") for number in numbers)
+        self.set_aside.append(path.replace(next(place for place in places if not place.exists())))
 
     def write(self, event: Event) -> None:
         try:
@@ -174,7 +185,11 @@ class WeightsAndBiases:
 
 
 def read(folder: Path) -> Iterator[Event]:
-    """Yield a run's events in order; an incomplete last line is left out. Raises MetricsError."""
+    """Yield a run's events in order; an incomplete last line is left out.
+
+    Raises MetricsError, also where steps do not increase: then the file holds two runs, or one twice.
+    """
+    last_step = 0
     path = folder / "metrics.jsonl"
     try:
         lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
@@ -190,6 +205,13 @@ def read(folder: Path) -> Iterator[Event]:
             if number == len(lines):  # incomplete
                 return
             raise MetricsError(f"{path}: line {number} is damaged") from None
+        if event.kind == "step":
+            if event.step <= last_step:
+                raise MetricsError(
+                    f"{path}: line {number} has step {event.step} after step {last_step}: it holds two runs' "
+                    "metrics, or one's twice; keep those of one"
+                )
+            last_step = event.step
         yield event
 
 

@@ -207,8 +207,8 @@ def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> lis
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:
-        why = "have no checkpoint to go on from, or are damaged"
-        _say(f"the metrics that were there {why}: now {files.set_aside}", 0)
+        why = "have no checkpoint to go on from, lack steps before it, or are damaged"
+        _say(f"the metrics that were there {why}: now {' and '.join(map(str, files.set_aside))}", 0)
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(options.folder, step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from bench.ladder.peers import Line, Peer
 from bench.process.pty_process import Program
 from bench.process.supervisor import ERROR_LINES
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+"""What makes a terminal change colours, which some trainers print wherever they run."""
 MOST_PASSED_ON = 2**18
 """Characters of a log that are passed on as they come: thousands of progress lines."""
 
@@ -77,6 +80,7 @@ class TrainerLog:
         Raises LogError where steps do not increase or have another number of tokens than the ladder says.
         """
         for at, text in self._program.lines(deadline):
+            text = COLOURS.sub("", text)
             self.last_line = text
             if self._relay:
                 self._relay.take(text)

@@ -352,6 +352,14 @@ def test_collections_and_allocation_retries_in_the_window_are_warnings() -> None
     assert "garbage collector" not in to_markdown(scoreboard([record(measurement=quick)]))
 
 
+def test_a_speed_beyond_the_chip_s_peak_is_a_warning() -> None:
+    impossible = measurement(3_000_000.0, peak_flops_kind="datasheet")
+    text = to_markdown(scoreboard([record(measurement=impossible)]))
+    assert "baseline: its speed is 259% of the datasheet peak, so one of the two is wrong" in text
+    possible = measurement(400_000.0, peak_flops_kind="datasheet")
+    assert "of the datasheet peak" not in to_markdown(scoreboard([record(measurement=possible)]))
+
+
 # --- three denominators -------------------------------------------------------------------------------------
 
 

@@ -258,7 +258,7 @@ def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
     ],
 )
 def test_a_line_that_lacks_what_it_should_say_is_named(line: str, tmp_path: Path) -> None:
-    run = written(tmp_path / "mine", LEG, step(1))
+    run = written(tmp_path / "mine", LEG, step(2))
     (run / "metrics.jsonl").write_text(f"{line}\n" + (run / "metrics.jsonl").read_text())
     with pytest.raises(RecordError, match=r"metrics\.jsonl(: line 1)? is damaged"):
         load([run])

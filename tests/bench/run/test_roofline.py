@@ -193,7 +193,7 @@ def test_the_fastest_product_of_a_ceiling_is_named_by_its_role() -> None:
 
 def test_the_bound_says_which_parts_count_at_their_own_rates() -> None:
     least = bound(GPT2, Toggles(attention="sdpa"), by_shape(attention=attention()))
-    assert "products, attention" in printed(bound_table("t", [("a", least, None)], []))
+    assert "matmuls, attention" in printed(bound_table("t", [("a", least, None)], []))
     assert "At own rates" not in printed(bound_table("t", [("a", bound(GPT2, Toggles(), FLAT), None)], []))
 
 

@@ -30,7 +30,7 @@ from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read
 from gpt2.pretrain.config import Run, load
 from gpt2.pretrain.datasets import Data, Source, open_data
-from gpt2.pretrain.metrics import Event, Files, Kind, TensorBoard
+from gpt2.pretrain.metrics import Event, Files, Kind, MetricsError, TensorBoard
 from gpt2.pretrain.metrics import read as read_metrics
 from gpt2.pretrain.session import SessionOptions
 from gpt2.text import encode
@@ -349,16 +349,39 @@ def test_the_wait_for_the_loader_is_told(tmp_path: Path) -> None:
 def test_a_resumed_run_s_metrics_are_no_condition(tmp_path: Path) -> None:
     written(tmp_path, events(tiny_run(steps=4), tmp_path))
     (tmp_path / "metrics.jsonl").unlink()
-    assert Files(tmp_path, step=4).set_aside is None
+    assert Files(tmp_path, step=4).set_aside == []
+    (tmp_path / "metrics.csv").unlink()
     (tmp_path / "metrics.jsonl").write_text("{\n" * 3)
-    assert Files(tmp_path, step=4).set_aside == tmp_path / "metrics-before.jsonl"
+    assert Files(tmp_path, step=4).set_aside == [tmp_path / "metrics-before.jsonl"]
+
+
+def test_metrics_that_lack_steps_before_the_checkpoint_are_gone_on_with_and_the_table_is_kept(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path, events(tiny_run(steps=4), tmp_path))
+    table = (tmp_path / "metrics.csv").read_text()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:4]))
+    assert Files(tmp_path, step=4).set_aside == [tmp_path / "metrics-before.csv"]
+    assert (tmp_path / "metrics-before.csv").read_text() == table
+    assert (tmp_path / "metrics.jsonl").read_text() == "".join(lines[:4])
+
+
+def test_metrics_of_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, [Event(kind="step", step=step) for step in (1, 2)])
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(MetricsError, match=r"metrics.jsonl: line 3 has step 1 after step 2: it holds"):
+        list(read_metrics(tmp_path))
 
 
 def test_metrics_that_no_checkpoint_goes_on_from_are_set_aside_and_not_lost(tmp_path: Path) -> None:
     written(tmp_path, events(tiny_run(steps=4), tmp_path))
     before = (tmp_path / "metrics.jsonl").read_text()
-    assert Files(tmp_path).set_aside == tmp_path / "metrics-before.jsonl"
+    table = (tmp_path / "metrics.csv").read_text()
+    assert Files(tmp_path).set_aside == [tmp_path / "metrics-before.jsonl", tmp_path / "metrics-before.csv"]
     assert (tmp_path / "metrics-before.jsonl").read_text() == before
+    assert (tmp_path / "metrics-before.csv").read_text() == table
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 

@@ -423,6 +423,18 @@ def test_lines_of_several_ranks_are_refused() -> None:
         list(log.lines(deadline=3.0))
 
 
+def test_lines_in_colour_are_read_as_those_without() -> None:
+    said = [(0.0, "\x1b[32mstep 5: \x1b[1mloss 3.25\x1b[0m")]
+    program: Any = SimpleNamespace(lines=lambda deadline: said)
+    (line,) = TrainerLog(program, PEERS["own"], tokens_per_step=64).lines(deadline=3.0)
+    assert (line.step, line.loss) == (5, 3.25)
+
+
+@pytest.mark.parametrize("text", ["step 5: loss 3,0", "step 5: loss 13,25"])
+def test_a_number_with_a_decimal_comma_is_not_read_as_the_digits_before_it(text: str) -> None:
+    assert PEERS["own"].read(text, at=1.0) is None
+
+
 def test_uneven_lines_are_refused() -> None:
     with pytest.raises(
         LogError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"
