@@ -16,6 +16,9 @@ from bench.stats import LEAST_ROUNDS
 from gpt2.config.toggles import Toggles, describe
 from gpt2.config.workload import Workload
 
+FEW_LINES = 2
+"""Most runs of which it is said one by one that they are not shown."""
+
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     """Load figures of others from results files and folders, with warnings about files left out.
@@ -63,6 +66,7 @@ def load_boards(
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
+    not_shown: list[str] = []
     rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
         contents: dict[Path, list[Record]] = {}
@@ -93,12 +97,14 @@ def load_boards(
             chosen = choose(runs)
             if not any(chosen.same_run(board) for board in boards):
                 boards.append(chosen)
-            warnings += _passed_over(runs, chosen)
+            not_shown += _passed_over(runs, chosen)
             if passed_over is not None:
                 passed_over += [board for board in runs if board is not chosen]
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
-    return boards, list(dict.fromkeys(warnings))
+    if len(not_shown) > FEW_LINES:
+        not_shown = [f"{len(not_shown)} other runs of these ladders are not shown; name a file to see it"]
+    return boards, list(dict.fromkeys([*warnings, *not_shown]))
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:

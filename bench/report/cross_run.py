@@ -144,9 +144,10 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     if tasks:
         (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
         best, most = by_speed(rungs)[0], max(rungs, key=_tps)
-        answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {_where(best)}."]
+        found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
-            answer.append(f"Faster, but not yet sure: {_where(most)}.")
+            found = f"{_where(most)}; of complete runs: {found}"
+        answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
     columns: list[Column[Run]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),
         Column("ladder", _ladder, words=True),

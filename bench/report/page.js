@@ -167,19 +167,19 @@ function chart(place, rows, {unit, wide = false, band = null, label}) {
     const narrow = width < WIDE, high = narrow ? 40 : 26, name = narrow ? 0 : Math.min(width * 0.36, 12 + Math.max(...rows.map((row) => lengthOf(row.name))));
     const ends = rows.flatMap((row) => [row.bar, ...(row.points ?? []).flat()]).filter((x) => typeof x === "number" && x > 0);
     const most = Math.max(...ends, 0), few = Math.min(...ends), bars = rows.some((row) => row.bar);
-    const log = wide && (!bars || most > 5 * few), least = log ? few * (bars ? 0.6 : 0.9) : 0;
+    const log = wide && (!bars || most > 5 * few), least = log ? (bars ? 10 ** Math.floor(Math.log10(few * 0.9)) : few * 0.9) : 0;
     const texts = rows.map((row) => lengthOf(row.text) + 14);
     const room = Math.max(60, width - name - Math.min(Math.max(...texts), narrow ? width * 0.55 : width * 0.4));
     const x = (value) => name + room * (log ? Math.log(value / least) / Math.log(most / least || 1) : value / (most || 1));
     const svg = drawn("svg", {class: "chart", viewBox: `0 0 ${width} ${rows.length * high + 34}`, role: "group", "aria-label": label});
     const foot = rows.length * high;
     if (band) svg.append(drawn("rect", {class: "noise", x: x(band[0]), y: 0, width: x(band[1]) - x(band[0]), height: foot}));
-    for (const value of ticks(least, most, log)) {
+    for (const value of ticks(least, most, log, bars)) {
       if (x(value) > width - 12) continue;
       svg.append(drawn("path", {class: "axis", d: `M${x(value)} 0V${foot + 4}`, "stroke-dasharray": value === 1 && band ? "none" : "1 4"}));
       svg.append(drawn("text", {class: "key", x: x(value), y: foot + 16, "text-anchor": "middle"}, value.toLocaleString("en")));
     }
-    svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? ", logarithmic scale" : ""}`));
+    svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? bars ? ", logarithmic: each line is ten times the one before" : ", logarithmic scale" : ""}`));
     rows.forEach((row, number) => {
       const top = number * high, middle = narrow ? top + 28 : top + 13, tall = narrow ? 16 : 18;
       const group = drawn("g", row.says ? {role: "button", tabindex: 0, "aria-label": row.says} : {role: "img", "aria-label": `${row.name}: ${row.text}`});
@@ -223,11 +223,11 @@ function mark(shape, x, y) {
 }
 
 // Round values between two, at most six or so.
-function ticks(least, most, log) {
+function ticks(least, most, log, bars) {
   if (!(most > 0)) return [];
   const found = [];
   if (log) {
-    const decades = Math.log10(most / least), steps = decades > 2.5 ? [1] : decades > 1 ? [1, 3] : [1, 1.2, 1.5, 2, 3, 5, 7];
+    const decades = Math.log10(most / least), steps = bars || decades > 2.5 ? [1] : decades > 1 ? [1, 3] : [1, 1.2, 1.5, 2, 3, 5, 7];
     for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most); power++)
       for (const step of steps) found.push(Number((step * 10 ** power).toPrecision(3)));
     return found.filter((value) => value >= least && value <= most);
@@ -241,11 +241,12 @@ function ticks(least, most, log) {
 
 let run = data.runs[data.chosen];
 
-const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: a check failed", open: "hatched: another trainer"};
+const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or not told from noise",
+  failed: "dashed: does not count, and the text says why", other: "outlined: another trainer"};
 
 function kindOf(row) {
-  if (row.other_trainer) return "open";
-  return row.sound ? {faster: "faster", slower: "slower"}[row.verdict] ?? "bar" : "same";
+  if (row.other_trainer) return "other";
+  return row.sound ? {faster: "faster", slower: "slower", unclear: "same", same: "same"}[row.verdict] ?? "bar" : "failed";
 }
 
 function climb() {
@@ -255,13 +256,17 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Point at a rung for its interval, memory and loss; choose it for all that is known of it.";
+  at("said").textContent = "Choose a rung for all that is known of it.";
+  const kinds = run.rows.map(kindOf);
+  const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
+  at("key").textContent = [run.swept ? "" : "Each rung keeps what those above it switch on; its factor is over the rung before.", `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.`].join(" ").trim();
+  const file = `bench run ${run.ladder}`;
+  at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   at("warned").hidden = !run.warnings.length;
   at("warned").firstChild.textContent = `${run.warnings.length} warning${run.warnings.length === 1 ? "" : "s"} about these figures`;
   at("warned").lastElementChild.replaceChildren(...run.warnings.map((line) => element("li", line)));
   at("rung").hidden = true;
-  const kinds = run.rows.map(kindOf);
   chart(at("climbed"), run.rows.map((row) => ({
     name: row.name,
     bar: row.tps?.[0],
@@ -270,7 +275,7 @@ function climb() {
     kind: kindOf(row),
     says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
     pick: () => detail(row),
-  })), {unit: ["tokens per second", ...Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind])].join("; "), label: `Tokens per second of ${run.title}`});
+  })), {unit: "tokens per second", label: `Tokens per second of ${run.title}`});
 }
 
 function detail(row) {
@@ -340,8 +345,8 @@ function trainers() {
   if (!others.length) return elsewhere(place, "other trainers", (other) => other.rows.some((row) => row.other_trainer));
   const chartPlace = document.createElement("div");
   const rows = run.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
-  place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", "Hatched: another trainer, timed by its own progress lines. In blue: rungs of this code.", "small"), chartPlace);
-  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["tokens/s"], kind: row.other_trainer ? "open" : "bar"})),
+  place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${run.ours ? ` (${run.ours})` : ""}.`, "small"), chartPlace);
+  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : "bar"})),
     {unit: "tokens per second", label: `Tokens per second of trainers in ${run.title}`});
 }
 

@@ -41,13 +41,16 @@ from bench.report.assembly import Report
 from bench.report.atlas import TITLE
 from bench.report.cross_run import fastest_published
 from bench.report.folder import climbs
+from bench.report.peers import peer_results
 from bench.report.screen import (
     findings,
     limit_of,
+    limit_tps,
     machine_title,
     model_title_of,
     status_words,
     title,
+    told_apart,
     verdict_word,
     warnings_by_weight,
 )
@@ -77,7 +80,7 @@ def page(report: Report) -> str:
     boards = report.boards
     shown = {
         "chosen": boards.index(max(boards, key=_tells_most)) if boards else 0,
-        "runs": [_run(board) for board in boards],
+        "runs": [_run(board, hardware) for board, hardware in zip(boards, _hardware(boards), strict=True)],
         "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -110,19 +113,32 @@ def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
 # --- The data of the charts: each figure once as a number and once as the text that tables show
 
 
-def _run(board: Scoreboard) -> dict[str, Any]:
+def _hardware(boards: Sequence[Scoreboard]) -> list[str]:
+    """What each run ran on, with the machine's name where two machines are alike."""
+    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
+
+
+def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
     """A run of the selector: its answer, the rows of its climb, and what each change buys."""
+    ours, results = peer_results(board)
+    peers = {
+        result.peer.row.index: judged(result.ratio, result.verdict) for result in results if result.ratio
+    }
     return {
         "title": plain(board.title),
         "ladder": plain(board.ladder),
         "machine": plain(board.environment.machine),
-        "hardware": plain(machine_title(board)),
+        "hardware": plain(hardware),
         "about": plain(title(board)),
+        "swept": board.swept,
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
         "findings": [plain(line) for line in findings(board)],
         "warnings": [plain(line) for line in warnings_by_weight(board)],
-        "rows": [_row(board, row) for row in board.rows],
+        "rows": [_row(board, row, peers.get(row.index)) for row in board.rows],
+        "ours": plain(f"{ours.row.rung}, {ours.row.tokens_per_step or 0:,} tokens per step")
+        if ours
+        else None,
         "attribution": [_attributed(each) for each in attribution(board)],
         "gains": list(GAINS.values()),
         "noise": floor(board.delta) if board.delta is not None else None,
@@ -142,16 +158,20 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}"
     of, share = _share(board, best)
-    if share:
+    if most := limit_tps(board, best):
+        yield f"{best.tps.value / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
+    elif share:
         yield share, of
 
 
-def _row(board: Scoreboard, row: Row) -> dict[str, Any]:
+def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
+    """A row of the climb. ours_over_it: of another trainer's, our fastest rung's speed over its."""
     records = board.records_of(row)
     words, (of, share) = status_words(row), _share(board, row)
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
+        "ours over it": ours_over_it,
         "over the first rung": ratio(row.speedup) if row.speedup and row is not board.rows[0] else None,
         of: share or None,
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
@@ -242,14 +262,15 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
     for (model, length), rungs in group_by(fastest, lambda rung: rung.task).items():
         once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
+        titles = _hardware([rung.board for rung in once.values()])
         measured = [
             {
-                "name": plain(f"{machine_title(rung.board)}: {rung.row.rung}"),
+                "name": plain(f"{title}: {rung.row.rung}"),
                 "tps": _bounds(rung.row.tps),
                 "said": with_interval(number(rung.row.tps.value), rung.row.tps),
                 "published": False,
             }
-            for rung in once.values()
+            for title, rung in zip(titles, once.values(), strict=True)
             if rung.row.tps
         ]
         figures = fastest_published(

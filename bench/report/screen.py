@@ -61,6 +61,7 @@ STATUSES = {
     "recompiled": "compiled again while it was timed",
 }
 """In plain words, for a row without figures or with figures that may not be used."""
+UNCLEAR = " unclear: not told from the noise."
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
 
@@ -82,7 +83,8 @@ def screen(
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
         hints.append(f"{more}: bench report {board.source.as_posix()} --full")
-    keeps = "" if board.swept else "Each rung keeps what those above it switch on. "
+    keeps = "" if board.swept else "A rung keeps what those above it switch on. "
+    unclear = any(row.verdict == "unclear" for row in board.rows)
     shown = Brief(
         answer=answer,
         about=about,
@@ -90,7 +92,7 @@ def screen(
         findings=[*_marks(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
         rest="bench report FILE --notes",
-        hints=[*hints, f"{keeps}±: 95 % interval."],
+        hints=[*hints, f"{keeps}±: 95 % interval.{UNCLEAR if unclear else ''}"],
     )
     return shown.lines(width, every_warning=notes)
 
@@ -223,9 +225,15 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         title=f"{board.ladder} on {board.environment.machine}",
         columns=columns,
         rows=rows,
-        instead=status_words,
+        instead=_in_place,
         mark=lambda row: _mark(row, board),
     )
+
+
+def _in_place(row: Row) -> str | None:
+    """What stands in place of a row's figures: its speed, where it has one, and why it does not count."""
+    words = status_words(row)
+    return f"{speed(row.tps)}: {words}" if words and row.tps else words
 
 
 def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
@@ -282,17 +290,22 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {_certainty(board, best)}."
-            yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
-    least = bound_of(board, best) if best.tokens_per_step else None
-    most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
-    if most:
-        more = f"{number(most)} tokens/s ({most / best.tps.value:.1f}x)"
-        limit = f"{more}, were matmuls and AdamW's memory traffic all of a step"
+            told = f"{'; '.join(steps)}, of the steps that are told from noise" if steps else ""
+            yield f"Gave most: {told or 'no step is told from noise yet'}."
+    if most := limit_tps(board, best):
+        more = f"{number(most)} tokens/s, {most / best.tps.value:.1f}x the fastest"
+        limit = f"{more}, by a step's matmuls and AdamW's memory traffic alone"
     else:
         limit = "not measured here (bench roofline)"
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
         yield f"Its step is spent on {', '.join(spent)}."
+
+
+def limit_tps(board: Scoreboard, row: Row) -> float | None:
+    """Tokens per second of a rung whose step were matmuls and AdamW's memory traffic alone."""
+    least = bound_of(board, row) if row.tokens_per_step else None
+    return most_tokens_per_second(least, row.tokens_per_step) if least and row.tokens_per_step else None
 
 
 def _speed(row: Row) -> str:
@@ -347,11 +360,12 @@ def _marks(board: Scoreboard) -> Iterator[str]:
     if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
-            yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
+            fastest = f"the fastest matmul here, {best / 1e12:.3g} TFLOP/s"
+            yield f"{CEILING}: share of {fastest}; counts attention whole (limit: half)."
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
-        yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
+        yield f"† Takes other than {board.rows[0].tokens_per_step or 0:,} tokens per step: another training."
     if "*" in marks:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in marks:
