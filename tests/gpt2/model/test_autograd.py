@@ -198,6 +198,7 @@ def test_copies_of_weights_are_no_parameters_and_are_written_by_each_step() -> N
     assert all(leaf.grad is None for leaf in training.leaves)
 
 
+@pytest.mark.slow
 def test_all_of_them_together_learn_what_the_baseline_learns() -> None:
     fast, plain = start(FAST), start(FOUR, WORKLOAD)
     for _ in range(8):

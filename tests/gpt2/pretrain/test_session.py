@@ -538,6 +538,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_losses(
     assert len(lines) == 1 + sum(1 for _ in read_metrics(tmp_path / "parts"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_before(
     config: Path, tmp_path: Path, no_signals: None
 ) -> None:

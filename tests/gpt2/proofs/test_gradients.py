@@ -95,6 +95,7 @@ def test_one_gradient_that_is_a_tenth_too_large_is_found(autocast: str, place: i
     assert found > GRADIENT_TOLERANCE[autocast]
 
 
+@pytest.mark.slow
 def test_gradients_by_inductor_are_within_the_tolerance() -> None:
     torch.compiler.reset()
     training = start(replace(FOUR, compile="default"))
