@@ -233,7 +233,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
 def _in_place(row: Row) -> str | None:
     """What stands in place of a row's figures: its speed, where it has one, and why it does not count."""
     words = status_words(row)
-    return f"{speed(row.tps)}: {words}" if words and row.tps else words
+    return f"{speed(row.tps)}, not counted: {words}" if words and row.tps else words
 
 
 def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
@@ -299,7 +299,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         limit = "not measured here (bench roofline)"
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
-        yield f"Its step is spent on {', '.join(spent)}."
+        yield f"Its step's time goes to {', '.join(spent)}."
 
 
 def limit_tps(board: Scoreboard, row: Row) -> float | None:
@@ -320,9 +320,10 @@ def _certainty(board: Scoreboard, best: Row) -> str:
         return f"not at all yet; it takes {needed} to tell a difference from noise"
     words = []
     if best.speedup and best.speedup.low is not None and best.speedup.high is not None:
-        words.append(f"{best.speedup.low:.2f}x to {best.speedup.high:.2f}x at 95 %")
+        over = plain(board.rows[0].rung)
+        words.append(f"{best.speedup.low:.2f}x to {best.speedup.high:.2f}x {over} at 95 %")
     if ties := board.ties:
-        words.append(f"perhaps no faster than {listed([row.rung for row in ties])}")
+        words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 
@@ -361,7 +362,7 @@ def _marks(board: Scoreboard) -> Iterator[str]:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
             fastest = f"the fastest matmul here, {best / 1e12:.3g} TFLOP/s"
-            yield f"{CEILING}: share of {fastest}; counts attention whole (limit: half)."
+            yield f"{CEILING}: of {fastest}; counts the half of attention a mask skips."
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:

@@ -16,8 +16,7 @@ from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
-from bench.report.plots.boards import name_of, rounds_of
-from bench.report.plots.rungs import WIDTH, about
+from bench.report.plots.rungs import WIDTH, about, rounds_of
 from bench.report.plots.style import colour_and_marker, legend_label, shortened
 
 CLOSE = 1.03
@@ -53,6 +52,11 @@ def device_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
     return _draw(curves, f"{title}\n{about(board, intervals=False)}", by_time=by_time)
 
 
+def _name_of(board: Scoreboard) -> str:
+    """Machine and ladder of a run."""
+    return f"{shortened(board.environment.machine, 40)}, {shortened(board.ladder)}"
+
+
 def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
     """The losses of the fastest sound rung of each run of one workload, text and step size.
 
@@ -71,7 +75,7 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
 
     by_task = group_by(fastest, task)
     runs = max(by_task.values(), key=len, default=[])
-    curves = _curves((board, row, f"{name_of(board)}: {row.rung}") for board, row in runs)
+    curves = _curves((board, row, f"{_name_of(board)}: {row.rung}") for board, row in runs)
     if len(curves) < 2:
         return None
     workload = runs[0][0].records[0].workload

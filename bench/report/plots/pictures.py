@@ -12,7 +12,6 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.records.published import Published
 from bench.report.folder import stems
 from bench.report.plots.atlas import atlas_picture
-from bench.report.plots.boards import hardware
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.machine import block_times
 from bench.report.plots.memory import memory_by_batch
@@ -45,7 +44,6 @@ WITH_PUBLISHED: dict[str, Callable[[Sequence[Scoreboard], Sequence[Published]], 
 }
 """Pictures of all results together, with published figures where they go with ours."""
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
-    "hardware": hardware,
     "loss-by-step-machines": partial(run_curves, by_time=False),
     "loss-by-time-machines": partial(run_curves, by_time=True),
 }

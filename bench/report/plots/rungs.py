@@ -33,6 +33,13 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     )
 
 
+def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
+    """Number of rounds, and whether there are intervals."""
+    counts = sorted({board.rounds for board in boards})
+    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
+    return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
+
+
 def finding(board: Scoreboard) -> str:
     """What a run came to, for a title: the whole speed-up of sound rungs, and the rung that gave most."""
     where, best, first = machine_title(board), board.fastest, board.rows[0]

@@ -16,7 +16,7 @@ from bench.analysis.steps import Step, steps
 from bench.format import number, plain, times
 from bench.records.published import Published
 from bench.report.plots import style
-from bench.report.plots.boards import rounds_of
+from bench.report.plots.rungs import rounds_of
 from bench.report.screen import hardware_title, task_title, told_apart
 
 WIDTH = 10.5

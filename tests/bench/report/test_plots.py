@@ -11,7 +11,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -26,7 +25,6 @@ from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
 from bench.report.plots.atlas import atlas_picture
-from bench.report.plots.boards import hardware
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.pictures import draw
@@ -36,7 +34,6 @@ from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
 from bench.report.plots.style import fallbacks, fit_log_axis, shortened
 from bench.report.plots.style import label_rungs as labelled
 from bench.report.plots.summary import summary
-from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from ladders import ladder
@@ -405,75 +402,8 @@ def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
     )
 
 
-def widths(figure: Figure | None) -> list[float]:
-    """Of a picture's bars."""
-    assert figure is not None
-    return [bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
-
-
-def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None:
-    figure = hardware([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, tokens_per_step=2048)])
-    assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
-    assert "9.00x, 900 (foreach)" in words(figure)
-    assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
-
-
-def beginning(**first: Any) -> Scoreboard:
-    """On a chip of its own, a first rung as told, and one that is sound."""
-    environment = MACHINE.model_copy(update={"chip": "odd"})
-    fused = replace(CUDA, adamw="fused")
-    sound = record("fused", 1, toggles=fused, environment=environment, measurement=measurement(400.0))
-    return scoreboard([record("base", environment=environment, **first), sound])
-
-
-def test_a_first_rung_that_did_not_run_is_none_and_says_why() -> None:
-    failed = beginning(status="out_of_memory", error="no room")
-    figure = hardware([failed, run("slow", 100.0, 300.0)])
-    assert widths(figure) == [pytest.approx(times - 1) for times in (4.0, 1.0, 3.0)]
-    assert "base: OOM" in words(figure)
-    assert hardware([failed, failed]) is None
-
-
-def test_a_first_rung_that_is_not_sound_holds_no_other() -> None:
-    figure = hardware([beginning(measurement=measurement(50.0, recompiles=1)), run("quick", 200.0, 900.0)])
-    assert widths(figure) == [pytest.approx(times - 1) for times in (1.0, 4.5, 2.0)]
-    assert "base: recompiled" in words(figure)
-
-
-def test_a_ratio_between_two_runs_bears_the_uncertainty_of_both() -> None:
-    def rounds(chip: str, *speeds: float) -> Scoreboard:
-        environment = MACHINE.model_copy(update={"chip": chip})
-        found = [measurement(tps) for tps in speeds]
-        return scoreboard(
-            [record("a", 0, n, environment=environment, measurement=m) for n, m in enumerate(found, 1)]
-        )
-
-    figure = hardware([rounds("still", 400.0, 400.0, 400.0), rounds("noisy", 90.0, 100.0, 110.0)])
-    times = independent_ratio([400.0] * 3, [90.0, 100.0, 110.0])
-    assert times is not None
-    assert figure is not None
-    bar = next(bar for bar in figure.axes[0].collections if isinstance(bar, LineCollection))
-    assert [x for x, _ in bar.get_segments()[0]] == [pytest.approx(times.low), pytest.approx(times.high)]
-
-
-def test_a_sweep_has_no_first_rung() -> None:
-    sweeps = [
-        record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)
-    ]
-    assert hardware([scoreboard(sweeps), run("slow", 100.0, 300.0)]) is None
-
-
 def test_one_run_is_no_comparison_of_machines() -> None:
-    assert hardware([run("slow", 100.0, 300.0)]) is None
     assert run_curves([run("slow", 100.0, 300.0)], by_time=False) is None
-
-
-def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
-    other = asdict(Workload(model="tiny", seq_len=64))
-    tiny = scoreboard([record(workload=other, measurement=measurement(9e9))])
-    figure = hardware([tiny, run("slow", 100.0), run("quick", 200.0)])
-    assert len(widths(figure)) == 4
-    assert "gpt2" in words(figure)
 
 
 # --- the whole climb, and what helps where ------------------------------------------------------------------
@@ -662,7 +592,6 @@ def test_the_last_rung_of_a_climb_is_one_whose_speed_ranks() -> None:
 def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
     narrow = replace(CUDA, autocast="bfloat16", residual="bfloat16")
     found = scoreboard([record("a", toggles=narrow), record("b", 1, toggles=replace(narrow, adamw="fused"))])
-    assert hardware([found, found]) is None
     assert run_curves([found, found], by_time=False) is None
 
 
