@@ -174,12 +174,15 @@ function chart(place, rows, {unit, wide = false, band = null, label}) {
     const svg = drawn("svg", {class: "chart", viewBox: `0 0 ${width} ${rows.length * high + 34}`, role: "group", "aria-label": label});
     const foot = rows.length * high;
     if (band) svg.append(drawn("rect", {class: "noise", x: x(band[0]), y: 0, width: x(band[1]) - x(band[0]), height: foot}));
+    let last = -Infinity;
     for (const value of ticks(least, most, log, bars)) {
-      if (x(value) > width - 12) continue;
       svg.append(drawn("path", {class: "axis", d: `M${x(value)} 0V${foot + 4}`, "stroke-dasharray": value === 1 && band ? "none" : "1 4"}));
+      const half = lengthOf(value.toLocaleString("en")) / 2;
+      if (x(value) + half > width || x(value) - half < Math.max(last, 0)) continue;
+      last = x(value) + half + 8;
       svg.append(drawn("text", {class: "key", x: x(value), y: foot + 16, "text-anchor": "middle"}, value.toLocaleString("en")));
     }
-    svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? bars ? ", logarithmic: each line is ten times the one before" : ", logarithmic scale" : ""}`));
+    svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? bars ? ", each line ten times the one before" : ", logarithmic scale" : ""}`));
     rows.forEach((row, number) => {
       const top = number * high, middle = narrow ? top + 28 : top + 13, tall = narrow ? 16 : 18;
       const group = drawn("g", row.says ? {role: "button", tabindex: 0, "aria-label": row.says} : {role: "img", "aria-label": `${row.name}: ${row.text}`});
@@ -295,8 +298,8 @@ function detail(row) {
   if (row.blocks.length) add("Raw measurements", tableOf(["Round", "Tokens per second", "Seconds of each block"], row.blocks));
   add("Run it again", element("pre", row.command));
   place.hidden = false;
-  place.focus();
-  place.scrollIntoView({block: "nearest"});
+  place.focus({preventScroll: true});
+  place.scrollIntoView({block: "start"});
 }
 
 function machines() {
@@ -326,7 +329,7 @@ function elsewhere(place, what, has) {
 function attribution() {
   const place = at("attributed"), chartPlace = document.createElement("div");
   const measured = run.attribution.length > 0, labels = run.gains;
-  const rows = measured ? run.attribution : run.rows.filter((row) => row.gain).map((row) => ({name: row.name, agreement: "", gains: [{ratio: row.gain, said: row.figures["over the rung before"]}]}));
+  const rows = measured ? run.attribution : run.rows.filter((row) => row.gain && row.sound).map((row) => ({name: row.name, agreement: "", gains: [{ratio: row.gain, said: row.figures["over the rung before"]}]}));
   place.replaceChildren(element("h2", `What each change buys: ${run.title}`),
     element("p", measured
       ? `Circle: ${labels[0]}; square: ${labels[1]}; diamond: ${labels[2]}. Right of 1: faster.`

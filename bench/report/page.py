@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.cross_run import by_speed, fastest_rung
+from bench.analysis.cross_run import RungView, by_speed, fastest_rung
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
@@ -43,6 +43,7 @@ from bench.report.cross_run import fastest_published
 from bench.report.folder import climbs
 from bench.report.peers import peer_results
 from bench.report.screen import (
+    fastest_of_first_step,
     findings,
     limit_of,
     limit_tps,
@@ -78,8 +79,12 @@ class RunTables:
 def page(report: Report) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     boards = report.boards
+    chosen = boards.index(max(boards, key=_tells_most)) if boards else 0
+    above = sum(len(board.rows) for board in boards[:chosen])
     shown = {
-        "chosen": boards.index(max(boards, key=_tells_most)) if boards else 0,
+        "chosen": chosen,
+        "first": above,
+        "last": above + len(boards[chosen].rows) - 1 if boards else 0,
         "runs": [_run(board, hardware) for board, hardware in zip(boards, _hardware(boards), strict=True)],
         "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
@@ -156,7 +161,11 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
     if best.speedup and best is not board.rows[0]:
         low, high = best.speedup.low, best.speedup.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
-        yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}"
+        alike = fastest_of_first_step(board, best)
+        same = (
+            f"; {times(alike.speedup.value)} with as many tokens per step" if alike and alike.speedup else ""
+        )
+        yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
         yield f"{best.tps.value / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
@@ -267,7 +276,7 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
             {
                 "name": plain(f"{title}: {rung.row.rung}"),
                 "tps": _bounds(rung.row.tps),
-                "said": with_interval(number(rung.row.tps.value), rung.row.tps),
+                "said": _said(rung),
                 "published": False,
             }
             for title, rung in zip(titles, once.values(), strict=True)
@@ -280,6 +289,12 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
         rows.sort(key=lambda row: -row["tps"][0])
         name = model_title_of(rungs[0].board)
         yield {"title": plain(f"{name}, T = {length}"), "rows": rows}
+
+
+def _said(rung: RungView) -> str:
+    assert rung.row.tps
+    speed = with_interval(number(rung.row.tps.value), rung.row.tps)
+    return f"{speed} ({rung.incomplete})" if rung.incomplete else speed
 
 
 def _figure(figure: Published) -> dict[str, Any]:

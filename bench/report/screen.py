@@ -282,9 +282,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
         yield f"Fastest: {_speed(best)}{over}. {time}."
     if several:
-        same_step = [row for row in board.sound if not other_step(row, board)]
-        alike = board.fastest_of(same_step)
-        if other_step(best, board) and alike and alike is not board.rows[0]:
+        if alike := fastest_of_first_step(board, best):
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
             yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
         if not board.swept:
@@ -300,6 +298,14 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
         yield f"Its step's time goes to {', '.join(spent)}."
+
+
+def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
+    """The fastest rung that takes as many tokens per step as the first one, where `best` takes others."""
+    if not other_step(best, board):
+        return None
+    alike = board.fastest_of([row for row in board.sound if not other_step(row, board)])
+    return alike if alike is not board.rows[0] else None
 
 
 def limit_tps(board: Scoreboard, row: Row) -> float | None:
