@@ -103,7 +103,8 @@ def test_a_batch_that_does_not_fit_is_an_answer(write_ladder, tmp_path: Path) ->
         ("micro_batch_size=1", "ok"),
         ("micro_batch_size=4096", "out_of_memory"),
     ]
-    assert "Largest batch that ran: 1 (micro_batch_size=1); 4096 ran out of memory." in shown
+    words = " ".join(shown.split())
+    assert "Largest batch that ran: 1 (micro_batch_size=1); 4096 ran out of memory." in words
 
 
 def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) -> None:
