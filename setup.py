@@ -12,7 +12,8 @@ class WithLadders(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "bench", "ladder", "files")
-            shutil.copytree("ladders", target, dirs_exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(Path(__file__).parent / "ladders", target)
 
 
 setup(cmdclass={"build_py": WithLadders})

@@ -118,7 +118,7 @@ class Scoreboard:
     @property
     def sure(self) -> bool:
         """Whether its fastest rung is surely ahead of all other sound ones."""
-        return self.delta is not None and not self.ties
+        return self.delta is not None and self.fastest is not None and not self.ties
 
     @property
     def planned_rounds(self) -> int:

@@ -31,11 +31,7 @@ def warnings(board: Scoreboard) -> list[str]:
             "the run was resumed within a round: a round that was cut in two is paired within its parts "
             "only, its second part with the control as first rung"
         )
-    for row in board.rows:
-        if row.mfu is not None and row.mfu > 1 and (m := measured(board.records_of(row))):
-            peak = f"the {m.peak_flops_kind} peak, so one of the two is wrong"
-            count = "; do its lines count steps?" if row.external else ""
-            lines.append(f"{row.rung}: its speed is {row.mfu:.0%} of {peak}{count}")
+    lines += beyond_peak(board)
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
@@ -66,6 +62,17 @@ def warnings(board: Scoreboard) -> list[str]:
             lines.append(f"{where}: the allocator ran out and {retried}")
     if any(record.environment.dirty for record in records):
         lines.append(f"measured on a changed checkout of commit {machine.commit}")
+    return lines
+
+
+def beyond_peak(board: Scoreboard) -> list[str]:
+    """The rungs that are faster than their chip's peak allows."""
+    lines = []
+    for row in board.rows:
+        if row.mfu is not None and row.mfu > 1 and (m := measured(board.records_of(row))):
+            peak = f"the {m.peak_flops_kind} peak, so one of the two is wrong"
+            count = "; do its lines count steps?" if row.external else ""
+            lines.append(f"{row.rung}: its speed is {row.mfu:.0%} of {peak}{count}")
     return lines
 
 

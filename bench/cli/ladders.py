@@ -19,7 +19,8 @@ KINDS = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU", "xla": "torch_xla"}
 def ladders() -> None:
     """List the ladders that come with gpt2-bench, those that can run here first.
 
-    Each is run by its name: bench run cpu. What is said of other devices than the CPU needs their torch.
+    Each is run by its name: bench run cpu. Here: whether this machine has the devices; bench plan says
+    whether the memory suffices, too.
 
     Example: bench ladders
     """
@@ -31,16 +32,16 @@ def ladders() -> None:
     if not loaded:
         raise BenchError("no ladders came with this installation; give a file: bench run FILE")
     devices = _devices({rung.toggles.device for ladder in loaded for rung in ladder.own})
-    answers = {ladder.name: _here(ladder, devices) for ladder in loaded}
-    rows = sorted(loaded, key=lambda ladder: answers[ladder.name] != "yes")
+    answers = {ladder.path: _here(ladder, devices) for ladder in loaded}
+    rows = sorted(loaded, key=lambda ladder: answers[ladder.path] != "yes")
     columns: list[Column[Ladder]] = [
         Column("Name", lambda ladder: ladder.path.stem, words=True),
         Column("Needs", _needs, words=True),
-        Column("Here", lambda ladder: answers[ladder.name], words=True),
+        Column("Here", lambda ladder: answers[ladder.path], words=True),
         Column("Shows", lambda ladder: shows(ladder.path), words=True),
     ]
-    can = [ladder.path.stem for ladder in rows if answers[ladder.name] == "yes"]
-    first = [f"Here run: {', '.join(can) or 'none'}. Begin with: bench run smoke"]
+    can = [ladder.path.stem for ladder in rows if answers[ladder.path] == "yes"]
+    first = [f"This machine has the devices for: {', '.join(can) or 'none'}. Begin with: bench run smoke"]
     print_table(Table(title=f"{len(rows)} ladders", columns=columns, rows=rows, first=first))
 
 

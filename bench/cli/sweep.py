@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bench.analysis.scoreboard import Scoreboard
     from bench.ladder.ladder import Ladder, Rung
     from bench.ladder.sweep_axis import Axis
+    from bench.records.record import RecordError
     from bench.run.command import Options
     from bench.run.runner import Run
 
@@ -163,7 +164,10 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
     from bench.run.runner import check_data, run
     from bench.run.sweep.search import Search
 
-    begun = [options.resume and bool(runs_of(options.out, task.candidates)) for task in tasks]
+    unreadable: list[tuple[Path, RecordError]] = []
+    begun = [options.resume and bool(runs_of(options.out, task.candidates, unreadable)) for task in tasks]
+    if options.resume and unreadable:
+        raise BenchError(f"{unreadable[-1][1]}; mend it, or move it away")
     for task in tasks:  # all before the first run
         check_data(task.candidates, task.candidates.rungs, options.data)
     runs: list[Run] = []

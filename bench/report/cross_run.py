@@ -146,7 +146,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         best, most = by_speed(rungs)[0], max(rungs, key=_tps)
         found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
-            found = f"{_where(most)}; of complete runs: {found}"
+            found = f"{_where(most)}; of complete runs without a caveat: {found}"
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
     columns: list[Column[Run]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),

@@ -17,7 +17,7 @@ from bench.analysis.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.atlas import TITLE, pictured
-from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
+from bench.report.screen import limit_of, machine_title, screen_markdown, task_title, told_apart
 from bench.report.table import Table, notes_to_markdown, share_notes
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
@@ -75,20 +75,24 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     ]
     lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]
-    ranked = sorted(shown, key=lambda board: (model_title_of(board), -_most(board)))
+    ranked = sorted(shown, key=lambda board: (task_title(board), -_most(board)))
+    titles = told_apart([(machine_title(board), board.environment.machine) for board in ranked])
     seen: set[tuple[str, str]] = set()
-    for board in ranked:
-        key = (model_title_of(board), board.environment.machine)
+    for board, hardware in zip(ranked, titles, strict=True):
+        key = (task_title(board), board.environment.machine)
         fastest = board.fastest
         if fastest is None or fastest.tps is None or key in seen:
             continue
         seen.add(key)
-        over = times(fastest.speedup.value) if fastest.speedup and fastest is not board.rows[0] else DASH
+        first = board.rows[0]
+        over = DASH
+        if fastest.speedup and fastest is not first:
+            over = f"{times(fastest.speedup.value)} {markdown(plain(first.rung))}"
         cells = [
-            markdown(machine_title(board)),
-            markdown(model_title_of(board)),
+            markdown(hardware),
+            markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
-            number(fastest.tps.value),
+            f"{number(fastest.tps.value)}{', interrupted' if board.interrupted else ''}",
             over,
             limit_of(board, fastest) or DASH,
         ]

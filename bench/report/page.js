@@ -159,13 +159,14 @@ function shortened(text, width) {
 }
 
 // rows: {name, bar, points: [[value, low, high, shape]], text, kind, says, pick}. unit: what the axis shows. wide:
-// whether values that lie far apart have a logarithmic scale. band: from and to of what is within noise.
-function chart(place, rows, {unit, wide = false, band = null, label}) {
+// whether values that lie far apart have a logarithmic scale. ratios: whether 1 is shown. band: from and to of what is within noise.
+function chart(place, rows, {unit, wide = false, ratios = false, band = null, label}) {
   const redraw = () => {
     const width = place.clientWidth;
     if (!width) return;
     const narrow = width < WIDE, high = narrow ? 40 : 26, name = narrow ? 0 : Math.min(width * 0.36, 12 + Math.max(...rows.map((row) => lengthOf(row.name))));
-    const ends = rows.flatMap((row) => [row.bar, ...(row.points ?? []).flat()]).filter((x) => typeof x === "number" && x > 0);
+    const ends = [...rows.flatMap((row) => [row.bar, ...(row.points ?? []).flatMap((point) => point.slice(0, 3))]), ...(ratios ? [1, ...(band ?? [])] : [])].filter((x) => typeof x === "number" && x > 0);
+    if (!ends.length) return;
     const most = Math.max(...ends, 0), few = Math.min(...ends), bars = rows.some((row) => row.bar);
     const log = wide && (!bars || most > 5 * few), least = log ? (bars ? 10 ** Math.floor(Math.log10(few * 0.9)) : few * 0.9) : 0;
     const texts = rows.map((row) => lengthOf(row.text) + 14);
@@ -274,7 +275,7 @@ function climb() {
     name: row.name,
     bar: row.tps?.[0],
     points: row.tps ? [row.tps] : [],
-    text: row.words ?? row.said,
+    text: row.words || row.said,
     kind: kindOf(row),
     says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
     pick: () => detail(row),
@@ -340,7 +341,7 @@ function attribution() {
     name: each.name,
     points: each.gains.map((gain, number) => gain.ratio && [...gain.ratio, measured ? number - 1 : 0]).filter(Boolean),
     text: measured ? each.agreement : each.gains[0].said,
-  })), {unit: "times as many tokens per second", wide: true, band: run.band, label: `What each change buys in ${run.title}`});
+  })), {unit: "times as many tokens per second", wide: true, ratios: true, band: run.band, label: `What each change buys in ${run.title}`});
 }
 
 function trainers() {

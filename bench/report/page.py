@@ -45,6 +45,7 @@ from bench.report.peers import peer_results
 from bench.report.screen import (
     fastest_of_first_step,
     findings,
+    hardware_title,
     limit_of,
     limit_tps,
     machine_title,
@@ -177,6 +178,7 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
     """A row of the climb. ours_over_it: of another trainer's, our fastest rung's speed over its."""
     records = board.records_of(row)
     words, (of, share) = status_words(row), _share(board, row)
+    not_counted = words or ("; ".join(row.caveats) or None)
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
@@ -185,13 +187,13 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
         of: share or None,
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,
-        "instead of figures" if row.tps is None else "status": words,
+        "instead of figures" if row.tps is None else "not counted": not_counted,
     }
     return {
         "name": plain(row.rung),
         "other_trainer": row.external is not None,
         "sound": words is None and not row.caveats,
-        "words": plain(words) if words else None,
+        "words": plain(f"{number(row.tps.value)}, {not_counted}" if row.tps and not_counted else words or ""),
         "tps": _bounds(row.tps),
         "gain": _bounds(row.gain),
         "said": f"{number(row.tps.value)}{_gain(row)}" if row.tps else "",
@@ -226,7 +228,7 @@ def _bounds(estimate: Estimate | None) -> list[float | None] | None:
 def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
     """Evidence for each toggle that the rung changes, as its first process with a proof took it."""
     before = board.rung_before(row)
-    old, new = (asdict(each.toggles) if each else {} for each in (before, row))
+    old, new = asdict(before.toggles if before else Toggles()), asdict(row.toggles)
     taken = (r.measurement.proofs for r in board.records_of(row) if r.measurement and r.measurement.proofs)
     for name, proof in next(taken, {}).items():
         if new.get(name) != old.get(name):
@@ -271,7 +273,7 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
     for (model, length), rungs in group_by(fastest, lambda rung: rung.task).items():
         once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
-        titles = _hardware([rung.board for rung in once.values()])
+        titles = told_apart([(hardware_title(rung), rung.environment.machine) for rung in once.values()])
         measured = [
             {
                 "name": plain(f"{title}: {rung.row.rung}"),

@@ -21,7 +21,7 @@ from bench.analysis.cross_run import RungView
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.warnings import disturbed, ended_early, warnings
+from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
 from bench.format import (
     GIB,
     listed,
@@ -381,7 +381,7 @@ def _marks(board: Scoreboard) -> Iterator[str]:
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
     """What speaks against the figures, first what can change them most."""
-    found = [*ended_early(board), *_noise(board), *disturbed(board)]
+    found = [*beyond_peak(board), *ended_early(board), *_noise(board), *disturbed(board)]
     return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
 
 

@@ -23,6 +23,9 @@ from bench.records.record import (
     torn,
 )
 
+BEGUN = "20260101T000000Z"
+"""The form of the last part of a results file's name."""
+
 
 def unfinished(
     out: Path,
@@ -41,10 +44,10 @@ def unfinished(
     Raises BenchError if there is none, with the first difference of the newest file, one of this machine
     before those of others.
     """
-    unreadable: list[RecordError] = []
+    unreadable: list[tuple[Path, RecordError]] = []
     runs = runs_of(out, ladder, unreadable)
-    if unreadable:
-        raise BenchError(f"{unreadable[-1]}; mend it, or move it away, to go on with another run")
+    if unreadable and not runs:
+        raise BenchError(f"{unreadable[-1][1]}; mend it, or leave out --resume")
     if not runs:
         raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     runs.sort(
@@ -63,6 +66,11 @@ def unfinished(
         ]
         if not differences:
             if lacks(records):
+                for other, error in unreadable:
+                    if (
+                        other.stem[-len(BEGUN) :] > path.stem[-len(BEGUN) :]
+                    ):  # it may be the run that is meant
+                        raise BenchError(f"{error}; mend it, or move it away, to go on with {path}")
                 return path
             complete.append(path)
             continue
@@ -77,11 +85,11 @@ def unfinished(
 
 
 def runs_of(
-    out: Path, ladder: Ladder, unreadable: list[RecordError] | None = None
+    out: Path, ladder: Ladder, unreadable: list[tuple[Path, RecordError]]
 ) -> list[tuple[Path, list[Record]]]:
     """Return the results files of a ladder, by its name in their records: in their own it may be cut off.
 
-    unreadable: takes the errors of files that are called as this ladder's are.
+    unreadable: takes the files that are called as this ladder's are, with the errors.
     """
     runs: list[tuple[Path, list[Record]]] = []
     own = re.compile(rf"{re.escape(ladder.file_name)}-\d{{8}}T\d{{6}}Z\.jsonl")
@@ -89,8 +97,8 @@ def runs_of(
         try:
             records = read(path)[0]
         except RecordError as error:
-            if unreadable is not None and own.fullmatch(path.name):
-                unreadable.append(error)
+            if own.fullmatch(path.name):
+                unreadable.append((path, error))
             continue
         if records and records[0].ladder == ladder.name:
             runs.append((path, records))

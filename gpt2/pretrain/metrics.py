@@ -94,6 +94,7 @@ class Files:
         metrics.csv is, too, where metrics.jsonl lacks steps that it may have.
         """
         if not self._jsonl_path.exists():
+            self._put_aside(self._csv_path)
             return []
         with contextlib.suppress(MetricsError):
             found = list(read(self._jsonl_path.parent))

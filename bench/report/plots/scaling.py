@@ -152,12 +152,11 @@ def world_sizes(board: Scoreboard) -> Figure | None:
 
 
 def _largest(board: Scoreboard, groups: Sequence[Group]) -> str:
-    """The batch with most tokens per second of those that failed no check."""
-    rows = [row for group in groups for row in group.rows if row.tps and row.status == "ok"]
-    if not rows:
+    """The batch with most tokens per second, where the run's fastest sound rung is one of those drawn."""
+    best = board.fastest
+    if best is None or best.tps is None or not any(best in group.rows for group in groups):
         return f"Batch sizes on {machine_title(board)}"
-    best = max(rows, key=lambda row: row.tps.value if row.tps else 0.0)
-    most = f"{number(best.tps.value)} tokens/s" if best.tps else ""
+    most = f"{number(best.tps.value)} tokens/s{'' if board.sure else ', if not surely'}"
     return f"A batch of {best.toggles.micro_batch_size} is fastest on {machine_title(board)}: {most}"
 
 

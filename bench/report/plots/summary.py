@@ -98,7 +98,12 @@ def _parts(found: Sequence[Step]) -> list[_Part]:
 
 
 def _gain(own: Sequence[Step]) -> str:
-    """What the steps of a part gain together over what they build on."""
+    """What the steps of a part gain together over what they build on.
+
+    Empty for published figures on several devices: those of a ladder need not be of one workload.
+    """
+    if own[0].group == "Distributed" and own[0].figure:
+        return ""
     before = own[0].tps if own[0].group == "Hardware" else own[0].tps_before
     return f" · {_factor(own[-1].tps / before)}" if before and own[-1].tps > before else ""
 
@@ -156,6 +161,7 @@ def _title(found: Sequence[Step], ours: Sequence[Step]) -> str:
     assert top.rung
     told = f"{task_title(first.rung.board)}: {_factor(top.tps / first.tps)} measured"
     title = f"{told}, from {_where(first)} to {_where(top)}"
+    title += f" ({top.rung.incomplete})" if top.rung.incomplete else ""
     last = max(found, key=lambda step: step.tps)
     if last.figure:
         title += f"\nWith published figures {_factor(last.tps / found[0].tps)}, to {_where(last)}"

@@ -63,7 +63,7 @@ def test_the_list_says_what_runs_here_first_and_what_each_ladder_needs(
     done = CliRunner().invoke(app, ["ladders"])
     assert done.exit_code == 0, done.output
     lines = done.output.splitlines()
-    assert lines[1].startswith("Here run: ")
+    assert lines[1].startswith("This machine has the devices for: ")
     assert "smoke" in lines[1]
     rows = {line.split()[0]: line for line in lines[4:] if line.strip()}
     assert rows["cpu"].split()[1:3] == ["CPU", "yes"]

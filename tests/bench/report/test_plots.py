@@ -453,7 +453,8 @@ def test_published_bars_of_the_summary_are_hatched_and_say_so() -> None:
     assert [bool(bar.get_hatch()) for bar in bars] == [False, True, False, True, False, False, True]
     said = words(figure)
     assert "50.0 · 5.00x · published" in said
-    assert "Distributed on 8 x card · 4.50x" in said
+    assert "Distributed on 8 x card" in said
+    assert "4.50x" not in said  # the rows of a published ladder need not be of one workload
     assert "With published figures 90x, to 8 x card" in said
     assert "published by a post, not measured here" in said
 

@@ -75,11 +75,19 @@ def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_p
 def test_a_run_of_the_ladder_that_cannot_be_read_is_named_and_no_other_taken_for_it(
     damage: str, ladder: Ladder, tmp_path: Path
 ) -> None:
-    results(tmp_path, ladder, "20260101T000000Z", time="2026-01-01T00:00:00+00:00")
+    older = results(tmp_path, ladder, "20260101T000000Z", time="2026-01-01T00:00:00+00:00")
     unreadable = tmp_path / MACHINE.machine / "test-20260102T000000Z.jsonl"
     unreadable.write_text(damage + "\n{}\n")
-    with pytest.raises(BenchError, match=f"{unreadable}.*move it away, to go on with another run"):
+    with pytest.raises(BenchError, match=f"{unreadable}.*move it away, to go on with {older}"):
         unfinished(tmp_path, ladder, MACHINE)
+
+
+def test_a_damaged_file_of_an_older_run_does_not_keep_the_newest_from_going_on(
+    ladder: Ladder, tmp_path: Path
+) -> None:
+    newest = results(tmp_path, ladder, "20260102T000000Z", time="2026-01-02T00:00:00+00:00")
+    (tmp_path / MACHINE.machine / "test-20260101T000000Z.jsonl").write_text("{\n{}\n")
+    assert unfinished(tmp_path, ladder, MACHINE) == newest
 
 
 def here(**changes) -> Environment:
@@ -304,4 +312,4 @@ def test_a_task_whose_name_begins_that_of_one_that_was_begun_is_no_part_of_it(
 ) -> None:
     ladder = load(write_ladder("[{name: a}]"))
     results(tmp_path, replace(ladder, name=f"{ladder.name}-2"))
-    assert runs_of(tmp_path, ladder) == []
+    assert runs_of(tmp_path, ladder, []) == []

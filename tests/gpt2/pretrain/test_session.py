@@ -349,7 +349,7 @@ def test_the_wait_for_the_loader_is_told(tmp_path: Path) -> None:
 def test_a_resumed_run_s_metrics_are_no_condition(tmp_path: Path) -> None:
     written(tmp_path, events(tiny_run(steps=4), tmp_path))
     (tmp_path / "metrics.jsonl").unlink()
-    assert Files(tmp_path, step=4).set_aside == []
+    assert Files(tmp_path, step=4).set_aside == [tmp_path / "metrics-before.csv"]
     (tmp_path / "metrics.csv").unlink()
     (tmp_path / "metrics.jsonl").write_text("{\n" * 3)
     assert Files(tmp_path, step=4).set_aside == [tmp_path / "metrics-before.jsonl"]
