@@ -13,6 +13,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
+from bench.report.atlas import atlas_table
 from bench.report.brief import Brief
 from bench.report.comparison import chain_table
 from bench.report.screen import screen, screen_markdown
@@ -30,6 +31,8 @@ class Report:
     """Runs of folders in whose place another of the same ladder is shown."""
     runs: Sequence[Sequence[Table]]
     """The tables of each board, the scoreboard first."""
+    atlas: Table | None
+    """What helps on which hardware, made of all runs."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
     figures: Sequence[Published] = ()
@@ -41,12 +44,17 @@ class Report:
         """The runs shown and those passed over."""
         return [*self.boards, *self.passed_over]
 
+    @property
+    def together(self) -> list[Table]:
+        """The atlas and the other tables over several runs."""
+        return [*([self.atlas] if self.atlas else []), *self.cross_run]
+
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""
         tables = [(3, table) for table in self.opening]
         for own in self.runs:
             tables += [(4 if place else 3, table) for place, table in enumerate(own)]
-        tables += [(3, table) for table in (*self.cross_run, *self.published)]
+        tables += [(3, table) for table in (*self.together, *self.published)]
         if len(self.boards) < 2:  # a single one is complete in itself
             return tables, []
         without, notes = share_notes([table for _, table in tables])
@@ -70,7 +78,8 @@ def assemble(
         boards=boards,
         passed_over=passed_over,
         runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
-        cross_run=cross_run.tables(boards, figures, passed_over),
+        atlas=atlas_table([board.own for board in (*boards, *passed_over)], figures),
+        cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
         figures=figures,
         price_per_hour=price_per_hour,

@@ -34,7 +34,6 @@ from bench.format import (
     with_interval,
 )
 from bench.records.published import Published
-from bench.report.atlas import atlas_table
 from bench.report.brief import Brief
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import LEAST_ROUNDS
@@ -46,20 +45,12 @@ REFERENCES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 PLAIN = "float32"
 
 
-def tables(
-    boards: Sequence[Scoreboard],
-    figures: Sequence[Published] = (),
-    passed_over: Sequence[Scoreboard] = (),
-) -> list[Table]:
-    """All but the overview, of our own rungs.
-
-    figures: published ones, beside ours and labelled. passed_over: other runs, for what is made of all.
-    """
-    every = [board.own for board in (*boards, *passed_over)]
+def tables(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Table]:
+    """All but the overview and the atlas, of our own rungs; figures: published ones, labelled."""
     boards = [board.own for board in boards]
     machines = hardware(boards, figures)
     others = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
-    return [table for table in (atlas_table(every, figures), *machines, *others) if table]
+    return [table for table in (*machines, *others) if table]
 
 
 # --- Notes that several tables have

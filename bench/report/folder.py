@@ -29,7 +29,7 @@ def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     written = {INDEX: _index(report, names, pictures=pictures)}
     for board, name, tables in zip(report.boards, names, report.runs, strict=True):
         written[name] = _run(board, tables)
-    if together := [*report.cross_run, *report.opening]:
+    if together := [*report.together, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
         written[PUBLISHED] = _page("Published by others", report.published)
@@ -124,7 +124,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
 
 
 def _others(report: Report) -> Iterator[str]:
-    if report.opening or report.cross_run:
+    if report.opening or report.together:
         yield f"Machines, sizes and number formats side by side: [{COMPARISONS}]({COMPARISONS})."
     if report.published:
         yield f"Figures that others have published: [{PUBLISHED}]({PUBLISHED})."

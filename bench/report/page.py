@@ -38,7 +38,6 @@ from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
-from bench.report.atlas import TITLE
 from bench.report.cross_run import fastest_published
 from bench.report.folder import climbs
 from bench.report.peers import peer_results
@@ -100,8 +99,8 @@ def page(report: Report) -> str:
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return template.render(
         shown=shown,
-        atlas=[table for table in report.cross_run if table.title == TITLE],
-        cross_run=[*report.opening, *(table for table in report.cross_run if table.title != TITLE)],
+        atlas=[report.atlas] if report.atlas else [],
+        cross_run=[*report.opening, *report.cross_run],
         published=report.published,
         folded=[_tables(board, tables) for board, tables in zip(boards, report.runs, strict=True)],
         data=Markup(data),
@@ -245,12 +244,18 @@ def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
 
 def _blocks(records: Sequence[Record]) -> list[list[str]]:
     """Round, tokens per second, and the seconds of each block of each process that was timed."""
-    timed = [(record, record.measurement) for record in records if record.measurement]
-    return [
-        [str(record.repetition), number(m.tokens_per_second), " ".join(f"{s:.4g}" for s in m.block_seconds)]
-        for record, m in timed
-        if m.block_seconds and m.tokens_per_second is not None
-    ]
+    return [[str(record.repetition), number(tps), _seconds(m)] for record, m, tps in _timed(records)]
+
+
+def _timed(records: Sequence[Record]) -> list[tuple[Record, Measurement, float]]:
+    """Those of the records whose blocks were timed, with tokens per second."""
+    measured = [(record, record.measurement) for record in records if record.measurement]
+    speeds = [(r, m, m.tokens_per_second) for r, m in measured if m.block_seconds]
+    return [(r, m, tps) for r, m, tps in speeds if tps is not None]
+
+
+def _seconds(measurement: Measurement) -> str:
+    return " ".join(f"{seconds:.4g}" for seconds in measurement.block_seconds)
 
 
 def _attributed(rung: Attribution) -> dict[str, Any]:
@@ -331,21 +336,19 @@ def _tables(board: Scoreboard, tables: Sequence[Table]) -> RunTables:
 
 
 def _samples(board: Scoreboard) -> Table:
-    columns: list[Column[tuple[Record, Measurement]]] = [
+    columns: list[Column[tuple[Record, Measurement, float]]] = [
         Column("Rung", lambda sample: sample[0].rung, words=True),
         Column("Kind", lambda sample: sample[0].kind, words=True),
         Column("Round", lambda sample: sample[0].repetition),
-        Column("TPS", lambda sample: sample[1].tokens_per_second, number),
+        Column("TPS", lambda sample: sample[2], number),
         Column("Steps per block", lambda sample: sample[1].block_steps),
         Column(
             "Seconds of each block",
-            lambda sample: " ".join(f"{seconds:.4g}" for seconds in sample[1].block_seconds),
+            lambda sample: _seconds(sample[1]),
             words=True,
         ),
     ]
-    timed = [(r, r.measurement) for r in board.records if r.measurement]
-    rows = [(r, m) for r, m in timed if m.block_seconds and m.tokens_per_second is not None]
-    return Table(title="Raw samples", columns=columns, rows=rows)
+    return Table(title="Raw samples", columns=columns, rows=_timed(board.records))
 
 
 def _switched(toggles: Toggles) -> dict[str, object]:

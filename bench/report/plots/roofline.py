@@ -11,7 +11,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
 from bench.report.plots import style
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
-from bench.report.screen import machine_title
+from bench.report.screen import limit_tps, machine_title
 
 PARTS = (
     ("matmuls, at the measured ceiling", "products_ms", style.COLOURS[0]),
@@ -65,12 +65,7 @@ def roofline(board: Scoreboard) -> Figure | None:
 def _finding(board: Scoreboard) -> str:
     """How near the fastest sound rung came to the bound."""
     best = board.fastest
-    least = bound_of(board, best) if best and best.tokens_per_step else None
-    most = (
-        most_tokens_per_second(least, best.tokens_per_step)
-        if least and best and best.tokens_per_step
-        else None
-    )
+    most = limit_tps(board, best) if best else None
     if best is None or best.tps is None or most is None:
         return f"How near to the bound of {machine_title(board)}"
     reached = f"{percent(best.tps.value / most)} of the bound of {machine_title(board)}"

@@ -363,7 +363,7 @@ def test_a_range_is_not_broken_over_lines() -> None:
 def test_hostile_names_stay_text_in_every_table() -> None:
     hostile = "<b>x</b> | `y`"
     runs = [board((hostile, CUDA, 1e3), ladder=hostile, source=hostile), FAST]
-    for table in tables(runs, [*POST, *CONTEXT]):
+    for table in assemble(runs, [*POST, *CONTEXT]).together:
         text = table.to_markdown("###")
         assert "<b>" not in text
         lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
@@ -380,7 +380,7 @@ def two_machines() -> list[Scoreboard]:
 
 
 def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
-    table = tables(two_machines())[0]
+    table = assemble(two_machines()).together[0]
     assert table.title == "What helps on which hardware"
     assert table.head == ["Change from the rung before", "1 x quick", "1 x slow", "Machines"]
     assert table.cells == [
