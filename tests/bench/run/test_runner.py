@@ -307,7 +307,9 @@ def test_a_time_limit_during_further_losses_keeps_the_window(
     (record,) = run(ladder, Options(out=tmp_path / "results"), watcher).records
     assert record.status == "ok"
     assert record.measurement is not None
-    assert "after the window: took longer than" in record.warnings[0]
+    # A busy machine adds warnings of its own about the window, before or after this one.
+    (told,) = [warning for warning in record.warnings if warning.startswith("after the window: ")]
+    assert told.startswith("after the window: took longer than")
 
 
 def test_what_a_finished_process_left_running_is_ended(
