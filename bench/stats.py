@@ -57,6 +57,15 @@ def geometric_mean(values: Sequence[float]) -> Estimate:
     return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
 
 
+def block_error(block_seconds: Sequence[float]) -> float:
+    """Relative standard error of a window's mean, from the scatter of its blocks; 0 for fewer than two."""
+    n = len(block_seconds)
+    if n < 2:
+        return 0.0
+    mean = math.fsum(block_seconds) / n
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in block_seconds) / (n - 1) / n) / mean
+
+
 K = TypeVar("K", bound=Hashable)
 
 

@@ -11,12 +11,14 @@ from bench.analysis.run_records import (
     group_by,
     is_external,
     measured,
+    not_carried,
     parity_reference,
     scaling_reference,
     toggles_of,
     tps_by_round,
     without_batch,
 )
+from bench.format import times
 from bench.ladder.peers import PEERS
 from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import External
@@ -142,6 +144,8 @@ class Row:
     """The outcome that the ladder expects of this rung."""
     external: External | None = None
     """The other trainer of an external rung, whose toggles tell its device only."""
+    tried: float | None = None
+    """Of a rung that was tried and not carried, its speed over the rung that it stood on, from one window."""
 
     @property
     def trainer(self) -> str | None:
@@ -170,8 +174,11 @@ def row_of(
     rung: its records. rungs: those of all rungs. records: those of the whole run. above: the rows before it.
     delta: the noise floor. loss_step: the step whose loss is shown.
     """
+    rungs_above = [other for other in rungs[: len(above)] if not not_carried(other[0])]
+    own_above = [other for other in rungs_above if not is_external(other)]
+    if not_carried(rung[0]):
+        return _row_left_out(rung, own_above[-1] if own_above else None)
     toggles, m, tps, external = toggles_of(rung), measured(rung), tps_by_round(rung), _external(rung)
-    own_above = [other for other in rungs[: len(above)] if not is_external(other)]
     before = compared_with = own_above[-1] if own_above and not external else None
     if before and rung[0].kind == "sweep":
         # Candidates differ from the first one; only a larger batch is a step from the candidate before.
@@ -192,7 +199,7 @@ def row_of(
     gain = over(compared_with)
     row_before = next((r for r in above if compared_with and r.index == compared_with[0].rung_index), None)
     both_valid = status == "ok" and row_before is not None and row_before.status in ("ok", "inert")
-    fewer = scaling_reference(toggles, rungs[: len(above)])
+    fewer = scaling_reference(toggles, rungs_above)
     scaled, efficiency = over(fewer), None
     if fewer and scaled:
         efficiency = scaled.divided_by(toggles.world_size / toggles_of(fewer).world_size)
@@ -234,6 +241,43 @@ def row_of(
         error=error,
         expect=rung[0].expect,
         external=external,
+    )
+
+
+def _row_left_out(rung: Sequence[Record], before: Sequence[Record] | None) -> Row:
+    """The row of a rung that was tried and not carried: nothing of it was measured in rounds."""
+    toggles, scout = toggles_of(rung), rung[0].scout
+    assert scout
+    slow = scout.check == "ok" or rung[0].status == "too_slow"
+    maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
+    return Row(
+        rung=rung[0].rung,
+        index=rung[0].rung_index,
+        toggles=toggles,
+        changed=tuple(_changed(rung, before)),
+        maths="; ".join(maths) or EQUAL,
+        tokens_per_step=None,
+        tps=None,
+        speedup=None,
+        gain=None,
+        before=None,
+        verdict=None,
+        efficiency=None,
+        efficiency_over=None,
+        mfu=None,
+        mfu_own=None,
+        hfu=None,
+        ceiling_share=None,
+        peak_memory_bytes=None,
+        peak_memory_method=None,
+        loss=None,
+        caveats=(),
+        dropped=False,
+        joules_per_token=None,
+        status=NOT_CARRIED if slow else scout.check,
+        error=None if slow else scout.reason,
+        expect=rung[0].expect,
+        tried=scout.ratio,
     )
 
 
@@ -287,15 +331,20 @@ def _joules_per_token(rung: Sequence[Record]) -> float | None:
     return joules / tokens if tokens else None
 
 
+NOT_CARRIED = "not_carried"
+"""Row.status of a rung that was tried, and was not faster than the rung that it stood on."""
 STATUS = {
     "out_of_memory": "OOM",
     "parity_failed": "loss differs",
     "ranks_differ": "ranks differ",
     "not_comparable": "not comparable",
+    "other_maths": "changes the maths",
 }
 
 
 def status_of(row: Row) -> str:
     """A rung's status as tables show it."""
+    if row.status == NOT_CARRIED:
+        return "not carried" + (f": {times(row.tried)}" if row.tried is not None else "")
     status = STATUS.get(row.status, row.status)
     return f"{status}, not {row.expect}" if row.expect and row.status == "ok" else status

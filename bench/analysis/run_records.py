@@ -42,8 +42,12 @@ class Run(tuple[Record, ...]):
 
     @cached_property
     def rungs(self) -> dict[int, list[Record]]:
-        """Records of each rung, or of each candidate of a sweep, by its index in the ladder."""
-        return self._by_index(RUNGS)
+        """Records of each rung, or of each candidate of a sweep, by its index in the ladder.
+
+        A rung that was tried and not carried has the record of that alone.
+        """
+        rungs = {**self._by_index(RUNGS), **group_by(filter(not_carried, self), lambda r: r.rung_index)}
+        return dict(sorted(rungs.items())) if any(r.kind == "scout" for r in self) else rungs
 
     @cached_property
     def controls(self) -> dict[int, list[Record]]:
@@ -69,13 +73,18 @@ class Run(tuple[Record, ...]):
 
     @cached_property
     def own_rungs(self) -> list[list[Record]]:
-        """Records of each rung but the external ones."""
-        return [rung for rung in self.rungs.values() if not is_external(rung)]
+        """Records of each rung of ours that was to be measured."""
+        return [rung for rung in self.rungs.values() if not is_external(rung) and not not_carried(rung[0])]
 
 
 def is_external(rung: Sequence[Record]) -> bool:
     """Whether a rung's records are of another trainer."""
     return rung[0].kind == "external"
+
+
+def not_carried(record: Record) -> bool:
+    """Whether a record is of a rung that was tried and left out."""
+    return record.scout is not None and not record.scout.carried
 
 
 def by_rung(records: Sequence[Record]) -> list[list[Record]]:

@@ -23,6 +23,10 @@ class Task:
     kind: Kind
     rung: Rung
     repetition: int
+    stop_below: float | None = None
+    """Tokens/s below which its first steps end it, as it is being tried only; None for no limit."""
+    refused: str | None = None
+    """Why there is no such process: its toggles do not fit what was carried."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -39,7 +43,13 @@ class Task:
         """Name of the task for a person who follows the run."""
         if self.is_ceiling:
             return "measured ceiling"
-        names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
+        names = {
+            "alone": "alone",
+            "left_out": "left out",
+            "control": "control",
+            "parity": "parity",
+            "scout": "tried",
+        }
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
 
     @property
@@ -64,14 +74,13 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
 
     alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung
     before, accumulating as many tokens per step as this one takes; for a first rung on several ranks the rung
-    itself on one. control and cumulative: the rung as it is. Raises LadderError where the toggles do not fit
-    together.
+    itself on one. All others: the rung as it is. Raises LadderError where the toggles do not fit together.
     """
     if kind not in (*ABLATION, "parity"):
         return rung
     if rung.external:
         return None
-    own_above = [other for other in ladder.rungs[: rung.index] if not other.external]
+    own_above = [other for other in ladder.own if other.index < rung.index]
     before = own_above[-1].toggles if own_above else None
     if kind == "parity":
         if before is None and rung.toggles.world_size > 1:
@@ -262,6 +271,10 @@ class Schedule:
         else:
             return True
         return any((_kind(rung), rung.index) not in self._skipped for rung in users)
+
+    def judged(self, record: Record) -> Record:
+        """Return a record as it is."""
+        return record
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""

@@ -157,6 +157,8 @@ class Scoreboard:
     @property
     def has_gaps(self) -> bool:
         """Whether rungs below the last one shown are missing."""
+        if any(record.kind == "scout" for record in self.records):  # left out are those that were not carried
+            return False
         return len(self.records.rungs) <= max(
             record.rung_index for record in self.records if record.kind != "ceiling"
         )
@@ -216,7 +218,9 @@ def scoreboard(
         ceilings=ceilings,
         loss_step=loss_step,
         environment=rungs[-1][-1].environment,
-        rounds=max((r.repetition for r in records if r.status != "interrupted"), default=1),
+        rounds=max(
+            (r.repetition for r in records if r.status != "interrupted" and r.kind != "scout"), default=1
+        ),
         source=source,
     )
 

@@ -283,8 +283,8 @@ def exit_code(records: Sequence[Record]) -> int:
         if record.status in ("failed", "timeout"):
             return 6
         # A large batch alone, without what makes room for it, is an answer to the question that --ablate
-        # asks, and any batch to that of a sweep.
-        expected_here = record.kind in ABLATION or record.rung in expected or swept
+        # asks, and any batch to that of a sweep, and any rung to that of a climb.
+        expected_here = record.kind in (*ABLATION, "scout") or record.rung in expected or swept
         if record.status == "out_of_memory" and not expected_here:
             return 6
     return 4 if claims_refuted(scoreboard(records)) else 0

@@ -20,7 +20,9 @@ GC_SHARE = 0.01
 
 def warnings(board: Scoreboard) -> list[str]:
     """Warnings of the processes, and those that only all of them together show."""
-    records, machine = [record for record in board.records if record.begun], board.environment
+    # Of the processes that only tried a rung no figure is shown.
+    records = [record for record in board.records if record.begun and record.kind != "scout"]
+    machine = board.environment
     lines = [
         *_grouped(records, lambda record: (*disturbances(record), *record.warnings)),
         *ended_early(board),
@@ -80,7 +82,7 @@ def ended_early(board: Scoreboard) -> list[str]:
     """Where and why a run ended early, and what to do about it."""
     if not board.interrupted:
         return []
-    last = max(record.repetition for record in board.records)
+    last = max(record.repetition for record in board.records if record.kind != "scout")
     where = f"in round {last} of {max(board.planned_rounds, last)}"
     kind = "sweep" if board.swept else "run"
     why = next((record.not_begun for record in board.records if not record.begun), None)

@@ -55,6 +55,11 @@ class Protocol:
     """Number of losses: in the first round a rung trains on untimed until it has these."""
     ceiling_seconds: float = 0.3
     """Time for each matmul of the measured ceiling; 0 leaves the ceiling out."""
+    carry: Literal["always", "if_faster"] = "always"
+    """Whether a rung keeps the changes of all rungs above it, or of those that made this machine faster.
+
+    With if_faster each rung is first tried in a short window; see bench.run.climb.
+    """
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -73,6 +78,18 @@ class Protocol:
                 raise ValueError(f"{name} {getattr(self, name)} is less than 0")
         if self.until is not None and not 0.001 <= self.until <= 1:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
+
+    @property
+    def short(self) -> Protocol:
+        """The protocol of a process that only tries a rung."""
+        return replace(
+            self,
+            min_warmup_steps=min(self.min_warmup_steps, 2),
+            min_warmup_seconds=min(self.min_warmup_seconds, 2.0),
+            block_seconds=min(self.block_seconds, 0.5),
+            blocks=LEAST_BLOCKS,
+            loss_steps=0,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +110,10 @@ class Rung:
     """Changes of a candidate from its base, as overrides."""
     external: PeerRung | None = None
     """Another trainer in place of ours, to which only device, threads and allocator of the toggles apply."""
+    again: str | None = None
+    """Name of the rung that this one tries once more, at the end; None for others."""
+    without: tuple[str, ...] = ()
+    """Names of the rungs above it whose changes it does not keep, because they were not carried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +127,7 @@ class Ladder:
     rungs: tuple[Rung, ...]
     chip: peaks.Chip | None = None
     """Chip for which its batches were chosen; no measurement depends on it."""
+    _file: _Parsed | None = field(default=None, repr=False, compare=False)
 
     @property
     def hash(self) -> str:
@@ -129,10 +151,19 @@ class Ladder:
         """The rungs that are not external."""
         return tuple(rung for rung in self.rungs if not rung.external)
 
+    def carrying(self, *, without: Sequence[str], upto: str | None = None) -> Ladder:
+        """Return the ladder as if the rungs called `without` were not in it; the others keep their index.
+
+        upto: name of the last rung to resolve; by default the last one. Raises LadderError, with the reason
+        as its cause, where a rung does not fit what is left of those above it.
+        """
+        assert self._file is not None
+        return replace(self, rungs=_resolved(self._file, without, upto))
+
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """Return the rungs of these names, in order; all if there are none. Raises LadderError."""
-        wanted = {self.rung(name).index for name in names}
-        chosen = [rung for rung in self.rungs if rung.index in wanted or not names]
+        wanted = {self.rung(name).name for name in names}
+        chosen = [rung for rung in self.rungs if not names or {rung.name, rung.again} & wanted]
         if chosen[0].external:
             raise LadderError(
                 f"--rungs: the first rung {chosen[0].name!r} is external and cannot be the reference; name "
@@ -159,6 +190,7 @@ class _RungFile:
     name: str
     set: dict[str, Any] = field(default_factory=dict)
     expect: Literal["inert", "out_of_memory"] | None = None
+    retry: bool = False
     external: dict[str, Any] | None = None
 
 
@@ -170,6 +202,22 @@ class _LadderFile:
     chip: str | None = None
     workload: dict[str, Any] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parsed:
+    """A ladder's file, checked but for how its rungs fit together."""
+
+    path: Path
+    workload: Workload
+    rungs: tuple[_RungFile, ...]
+    """Those that are tried again stand once more at the end."""
+    first_try: Mapping[str, str]
+    """Name of the first try by that of the second."""
+    toggles: Mapping[str, Any]
+    """Values of every rung, after its own changes."""
+    own: Mapping[str, Mapping[str, Any]]
+    """Values of one rung, by its name, after all others."""
 
 
 def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
@@ -196,33 +244,80 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     validate(Toggles, extra["toggles"], where, "toggle")
     if not file.rungs:
         raise LadderError(f"{path}: rungs is empty; give at least one, such as {{name: baseline}}")
+    written = [
+        validate(_RungFile, raw, f"{path}: rung {raw.get('name', index + 1)!r}")
+        for index, raw in enumerate(file.rungs)
+    ]
+    again = {f"{rung.name}{AGAIN}": rung for rung in written if rung.retry}
+    if again and protocol.carry == "always":
+        name = next(iter(again.values())).name
+        raise LadderError(f"{path}: rung {name!r}: retry needs protocol.carry: if_faster")
+    if written[0].retry:
+        raise LadderError(f"{path}: rung {written[0].name!r}: the first rung is always kept; leave out retry")
+    parsed = _Parsed(
+        path=path,
+        workload=workload,
+        rungs=(*written, *(replace(rung, name=name) for name, rung in again.items())),
+        first_try={name: rung.name for name, rung in again.items()},
+        toggles=extra["toggles"],
+        own={name: _parsed(values)["toggles"] for name, values in (own or {}).items()},
+    )
+    return Ladder(
+        path=path,
+        name=file.name,
+        workload=workload,
+        protocol=protocol,
+        rungs=_resolved(parsed, (), None),
+        chip=chip,
+        _file=parsed,
+    )
 
+
+AGAIN = " (second try)"
+"""Ends the name of a rung that is tried once more, after all others."""
+
+
+def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[Rung, ...]:
+    """Resolve the rungs of a ladder up to one of them, without those that are not carried."""
     rungs: list[Rung] = []
+    names: set[str] = set()
     toggles = Toggles()
-    for index, raw in enumerate(file.rungs):
-        where = f"{path}: rung {raw.get('name', index + 1)!r}"
-        rung = validate(_RungFile, raw, where)
+    for index, rung in enumerate(file.rungs):
+        where = f"{file.path}: rung {rung.name!r}"
         if not rung.name.strip() or "," in rung.name or len(rung.name) > LONGEST_NAME:
             what = f"some text of at most {LONGEST_NAME} characters, without a comma"
             raise LadderError(f"{where}: a rung's name is {what}")
-        if rung.name in [r.name for r in rungs]:
+        if rung.name in names:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
-        if rung.external is not None:
-            rungs.append(_external(rung, workload, rungs, where))
+        names.add(rung.name)
+        if rung.name in without:
             continue
-        validate(Toggles, rung.set, where, "toggle")
-        try:
-            toggles = replace(toggles, **rung.set)
-            changes = {**extra["toggles"], **_parsed((own or {}).get(rung.name, ()))["toggles"]}
-            resolved = _resolve(workload, replace(toggles, **changes))
-        except ValueError as error:
-            raise LadderError(f"{where}: {error}") from None
-        before = next((each.toggles for each in reversed(rungs) if not each.external), None)
-        changed = describe(resolved, before, workload)
-        rungs.append(Rung(name=rung.name, index=index, changed=changed, expect=rung.expect, toggles=resolved))
-    return Ladder(
-        path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs), chip=chip
-    )
+        if rung.external is not None:
+            rungs.append(_external(rung, index, file.workload, rungs, where))
+        else:
+            validate(Toggles, rung.set, where, "toggle")
+            try:
+                toggles = replace(toggles, **rung.set)
+                resolved = _resolve(
+                    file.workload, replace(toggles, **{**file.toggles, **file.own.get(rung.name, {})})
+                )
+            except ValueError as error:
+                raise LadderError(f"{where}: {error}") from error
+            before = next((each.toggles for each in reversed(rungs) if not each.external), None)
+            rungs.append(
+                Rung(
+                    name=rung.name,
+                    index=index,
+                    changed=describe(resolved, before, file.workload),
+                    expect=rung.expect,
+                    toggles=resolved,
+                    again=file.first_try.get(rung.name),
+                    without=tuple(without),
+                )
+            )
+        if rung.name == upto:
+            break
+    return tuple(rungs)
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
@@ -236,11 +331,11 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
     return resolved
 
 
-def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
+def _external(rung: _RungFile, index: int, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
     """Return an external rung, with device and threads of the rung above it. Raises LadderError."""
     external = validate(PeerRung, rung.external, f"{where}: external")
-    if rung.set or rung.expect:
-        key = "set" if rung.set else "expect"
+    if rung.set or rung.expect or rung.retry:
+        key = "set" if rung.set else "expect" if rung.expect else "retry"
         raise LadderError(f"{where}: an external rung has no {key!r}; change its command instead")
     for key in ("model", "seq_len"):  # records have the ladder's parameters and FLOPs
         declared, wanted = getattr(external, key), getattr(workload, key)
@@ -257,9 +352,7 @@ def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where:
     device, threads = before.toggles.device, before.toggles.threads
     toggles = Toggles(device=device, threads=threads, allocator=external.allocator)
     changed = [f"external: {PEERS[external.peer].title}"]
-    return Rung(
-        name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external
-    )
+    return Rung(name=rung.name, index=index, changed=changed, expect=None, toggles=toggles, external=external)
 
 
 def _hashed(rung: Rung) -> list[Any]:

@@ -23,6 +23,14 @@ from bench.records.record import Outcome, progress_path
 from gpt2.files.atomic import atomic_write
 
 
+class TooSlow(Exception):
+    """A rung's first steps are below the tokens/s that were asked for, so that it ends early."""
+
+    def __init__(self, tokens_per_second: float) -> None:
+        super().__init__(f"its first steps ran at {tokens_per_second:.3g} tokens/s")
+        self.tokens_per_second = tokens_per_second
+
+
 def _seconds_so_far() -> float:
     """Return the seconds since this process was started.
 

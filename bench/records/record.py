@@ -31,13 +31,40 @@ from gpt2.files.lock import Locked, lock
 SCHEMA = 1
 
 Kind = Literal[
-    "cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "ceiling", "published"
+    "cumulative",
+    "alone",
+    "left_out",
+    "control",
+    "sweep",
+    "parity",
+    "external",
+    "ceiling",
+    "scout",
+    "published",
 ]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
 """Kinds that have a row in a scoreboard: rungs of a ladder, other trainers, and candidates of a sweep."""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 """Kinds that `bench run --ablate` adds."""
-Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
+Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted", "too_slow"]
+"""How a process ended; too_slow: a rung that was tried ended itself, as its first steps were far too slow."""
+
+
+class Scout(Plain):
+    """What trying a rung in a short window found, in a ladder that carries what is faster."""
+
+    over: str | None
+    """Name of the rung that it stands on and is compared with; null for the first."""
+    ratio: Amount | None
+    """Its tokens/s over that rung's; null where either has none."""
+    floor: Amount | None
+    """Relative difference that it had to exceed; null for the first rung."""
+    carried: bool
+    """Whether the rungs after it keep its changes, and the rounds measure it."""
+    check: str
+    """ok, or the check that it failed, or how its process ended (see bench.analysis.claim_checks)."""
+    reason: str | None
+    """What that check found; null where it is ok."""
 
 
 class Outcome(Plain):
@@ -64,6 +91,8 @@ class Outcome(Plain):
     """Result of a process that measures the ceiling and nothing else."""
     peer_version: str | None = None
     """Version of the other trainer that the process timed (see External)."""
+    first_tokens_per_second: Amount | None = None
+    """Of a process that is too_slow, the tokens/s of the step after which it ended."""
 
 
 def progress_path(out: Path) -> Path:
@@ -171,6 +200,10 @@ class Record(Plain):
     ceiling: Ceiling | None = None
     external: External | None = None
     """The other trainer, for records of that kind only."""
+    scout: Scout | None = None
+    """What trying the rung found, for records of that kind; null where it was interrupted."""
+    first_tokens_per_second: Amount | None = None
+    """As in Outcome."""
     before: State | None = None
     during: State | None = None
     """Telemetry of the last sample within the window.
@@ -206,6 +239,8 @@ class Record(Plain):
     def _fits_its_kind(self) -> Self:
         if (self.kind == "external") != (self.external is not None):
             raise ValueError("external: a record of that kind names the peer, and no other does")
+        if self.scout is not None and self.kind != "scout":
+            raise ValueError("scout: only a record of that kind says what trying the rung found")
         if self.kind != "external" and self.measurement and (lacking := self.measurement.lacks):
             raise ValueError(f"measurement.{lacking}: only an external rung may lack it")
         return self

@@ -18,7 +18,7 @@ from rich.console import RenderableType
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.cross_run import RungView
-from bench.analysis.row import Row
+from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
@@ -59,6 +59,7 @@ STATUSES = {
     "not_comparable": "not comparable",
     "inert": "no effect here",
     "recompiled": "compiled again while it was timed",
+    "other_maths": "not carried, as it changes the maths",
 }
 """In plain words, for a row without figures or with figures that may not be used."""
 UNCLEAR = " unclear: not told from the noise."
@@ -84,6 +85,8 @@ def screen(
         more = "Each change alone, all columns" if attribution(board) else "All columns"
         hints.append(f"{more}: bench report {board.source.as_posix()} --full")
     keeps = "" if board.swept else "A rung keeps what those above it switch on. "
+    if any(row.status == NOT_CARRIED for row in board.rows):
+        keeps = "A rung keeps what those above it switch on, but for what is not carried: not faster here. "
     unclear = any(row.verdict == "unclear" for row in board.rows)
     shown = Brief(
         answer=answer,
@@ -252,6 +255,8 @@ def status_words(row: Row) -> str | None:
     """What stands in place of a rung's figures; None where they are sound."""
     if row.status in ("ok", "external") and row.tps:
         return f"ran, where {STATUSES.get(row.expect, row.expect)} was expected" if row.expect else None
+    if row.status == NOT_CARRIED:
+        return status_of(row)
     words = STATUSES.get(row.status, row.status.replace("_", " "))
     if row.expect == row.status:
         return f"{words}, as expected"

@@ -62,6 +62,10 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command += ["--set", override]
     for setting in task.rung.settings:
         command += ["--own", setting]
+    for name in task.rung.without:
+        command += ["--without", name]
+    if task.stop_below is not None:
+        command += ["--stop-below", f"{task.stop_below:.6g}"]
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return command

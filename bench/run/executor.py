@@ -97,7 +97,9 @@ class Executor:
         nodes = 1
         missing = self.probed.missing.get(task.rung.toggles.device) if task.rung.external else None
         try:
-            if missing:  # shorter than the error of another trainer
+            if task.refused:
+                outcome = Outcome(status="unsupported", error=task.refused)
+            elif missing:  # shorter than the error of another trainer
                 outcome = Outcome(status="unsupported", error=missing)
             elif self.team and (nodes := self._nodes(task, self.team)) > 1:
                 outcome = self._observe_distributed(task, nodes, self.team)
@@ -199,13 +201,17 @@ class Executor:
         """Name for compiled code, which depends on the model, the toggles and the version of torch."""
         version = self.probed.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        # A control compiles as its rung does, unless --compile-cache is to save that time.
-        kind = task.kind.replace("control", "cumulative") if self.options.compile_cache else task.kind
+        # A control compiles as its rung does, unless --compile-cache is to save that time; where rungs are
+        # tried first, that shows how long each compiles.
+        kind = "cumulative" if task.kind == "scout" else task.kind
+        kind = kind.replace("control", "cumulative") if self.options.compile_cache else kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
         """Estimated memory of the ranks on this node."""
+        if task.rung.without:  # the estimates are of the ladder with all rungs
+            return None
         needed = self.probed.memory_bytes.get(task.name)
         return needed // nodes if needed is not None else None
 
@@ -255,6 +261,7 @@ class Executor:
             measurement=outcome.measurement,
             ceiling=outcome.ceiling,
             external=_external(task, outcome),
+            first_tokens_per_second=outcome.first_tokens_per_second,
             before=outcome.before,
             during=outcome.during,
             after=outcome.after,

@@ -17,6 +17,7 @@ import torch
 from bench.host.standstill import Instant, Pulse, standstills
 from bench.host.telemetry import cpu_times
 from bench.ladder.ladder import LEAST_BLOCKS, Protocol
+from bench.process.worker_side import TooSlow
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
 from gpt2.training.train import Step
@@ -110,6 +111,7 @@ def measure(
     keep: Callable[[Window], object] = lambda window: None,
     pulse: Pulse | None = None,
     gpu_memory: Callable[[], int | None] = lambda: None,
+    stop_below: float | None = None,
 ) -> Window:
     """Time one rung by pulling `steps`.
 
@@ -117,6 +119,7 @@ def measure(
     has_time(seconds of the window) allows; keep() receives the first one before that. agree: returns the
     largest of the ranks' values on every rank, so that all take equally many steps. pulse: detects
     standstills; it must be entered. gpu_memory: bytes that the process has taken of the whole GPU.
+    stop_below: tokens/s that a warm-up step has to reach, by the slowest rank. Raises TooSlow.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
@@ -141,6 +144,9 @@ def measure(
         step_seconds = pull(1)[0].seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
         warmed = 0.0 if compiling else warmed + step_seconds  # a device idles during compilation
+        tps = history[-1].tokens / agree(step_seconds)
+        if stop_below is not None and not compiling and tps < stop_below:
+            raise TooSlow(tps)
     # Leave blocks untimed: clocks settle, and the duration of one step is too noisy to size blocks by.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:

@@ -14,11 +14,9 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
-from bench.analysis.attribution import ratios
-from bench.analysis.schedule import Cut, Schedule, Task
-from bench.analysis.scoreboard import scoreboard
+from bench.analysis.schedule import Cut
 from bench.errors import BenchError
 from bench.format import plural
 from bench.host.doctor import costly_page_faults
@@ -34,7 +32,7 @@ from bench.run.nodes.topology import PlaceError, nodes_for
 from bench.run.peers.checkout import why_missing
 from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
-from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
+from bench.run.rounds import Climb, Rounds, TaskSource
 from gpt2.config.toggles import HOST, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
@@ -59,50 +57,14 @@ class Run:
         return any(record.kind in RUNGS for record in self.records)
 
 
-class TaskSource(Protocol):
-    """Decides which processes a run consists of, by how earlier ones ended."""
-
-    cut: Cut | None
-    """Where it ran out of time; None if it did not."""
-
-    @property
-    def planned_rounds(self) -> int: ...
-    def resume(self, records: Sequence[Record]) -> None: ...
-    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]: ...
-    def ended(self, record: Record, seconds: float | None = None) -> None: ...
-    def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
-
-
-class Rounds(Schedule):
-    """A ladder's tasks, in rounds until there are enough."""
-
-    cut: Cut | None = None
-
-    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
-        """Yield all tasks; the runner appends to `records` meanwhile."""
-        protocol = self.ladder.protocol
-        for repetition in count(1):
-            yield from self.round(repetition)
-            if repetition < self.planned_rounds:
-                continue
-            until = protocol.until
-            known = ratios(scoreboard(records)) if until is not None else []
-            # Only the widths decide: stopping by the values would bias them.
-            if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
-                yield from self.closing(repetition)
-                return
-            widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
-            width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
-            note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
-
-
 def run(
     ladder: Ladder, options: Options, watcher: Watcher, source: Callable[[], TaskSource] | None = None
 ) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    source: makes the source of tasks; by default each rung in rounds. Raises BenchError before anything is
-    written. Ctrl-C or SIGTERM ends the running process, records it as interrupted and returns.
+    source: makes the source of tasks; by default the one that the ladder's `carry` asks for. Raises
+    BenchError before anything is written. Ctrl-C or SIGTERM ends the running process, records it as
+    interrupted and returns.
     """
     rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
     if options.ablate and options.rungs:
@@ -110,7 +72,9 @@ def run(
     data_sha256 = check_data(ladder, rungs, options.data)
     if options.compile_cache:
         _check_compile_cache(options.compile_cache)
-    source = source or partial(Rounds, ladder, rungs, options.ablate)
+    source = source or partial(
+        Climb if ladder.protocol.carry == "if_faster" else Rounds, ladder, rungs, options.ablate
+    )
     schedule = source()
     swept = rungs[0].base is not None  # the ladder's file does not contain a sweep's candidates
     probed = probe(
@@ -175,7 +139,7 @@ def run(
                 rounds = max(schedule.planned_rounds, task.repetition)
                 watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
-                record = executor.run(task)
+                record = schedule.judged(executor.run(task))
                 lost = record
                 records.append(record)
                 append(path, record)

@@ -24,6 +24,7 @@ from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
 from bench.process.worker_side import (
     Progress,
+    TooSlow,
     age,
     cause,
     compile_cache,
@@ -59,6 +60,9 @@ def main() -> int:
     try:
         check_rank_variables()
         ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
+        tried = arguments.kind == "scout"
+        if arguments.without or tried:
+            ladder = ladder.carrying(without=arguments.without, upto=arguments.rung if tried else None)
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None or rung.external:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
@@ -93,6 +97,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
     )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="RUNG",
+        help="a rung above, whose changes are not kept",
+    )
+    parser.add_argument(
+        "--stop-below", type=float, metavar="TPS", help="end at a warm-up step of fewer tokens per second"
+    )
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of one device, if not known")
     return parser.parse_args()
 
@@ -113,6 +127,10 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
         outcome = Outcome(status="unsupported", error=str(error))
     except DataError as error:
         outcome = Outcome(status="failed", error=str(error))
+    except TooSlow as error:
+        outcome = Outcome(
+            status="too_slow", error=str(error), first_tokens_per_second=error.tokens_per_second
+        )
     except Exception as error:
         outcome = failure(error, out_of_memory=device is not None and device.is_out_of_memory(error))
     if not arguments.out.exists():  # the first failure causes the others
@@ -198,12 +216,13 @@ def _measure(
 
     if arguments.losses or arguments.kind == "parity":
         return tell(first_losses(steps, device, PARITY_LOSSES))
-    limit = ladder.protocol.timeout_seconds
+    protocol = ladder.protocol.short if arguments.kind == "scout" else ladder.protocol
+    limit = protocol.timeout_seconds
     with pulse_beside(device) as pulse:
         window = measure(
             steps,
             device,
-            ladder.protocol,
+            protocol,
             data,
             agree=agree,
             progress=progress,
@@ -211,10 +230,11 @@ def _measure(
             keep=tell,
             pulse=pulse,
             gpu_memory=gpu.taken if gpu else lambda: None,
+            stop_below=arguments.stop_below,
         )
     tell(window)  # so that the window is kept if the time limit ends what follows
     if device.lazy:  # proofs trace a step without running it, so that no step can follow them
-        more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
+        more_losses(window, steps, device, protocol.loss_steps, progress)
     if progress:
         progress("proofs", len(window.history), None)
     if toggles.processes > 1 and not toggles.shards_gradients:  # shards have no copy to compare with
@@ -228,8 +248,8 @@ def _measure(
         what = "gradients could not be compared with those of torch's own functions in eager code"
         facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
         outcome = tell(window)
-    if len(window.history) < ladder.protocol.loss_steps:
-        more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
+    if len(window.history) < protocol.loss_steps:
+        more_losses(window, steps, device, protocol.loss_steps, progress)
         outcome = tell(window)
     return outcome
 

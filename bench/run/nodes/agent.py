@@ -130,13 +130,23 @@ class Agent:
         rung = None
         with contextlib.suppress(LadderError):
             if order["kind"] in get_args(Kind):
-                rung = variant(self._ladder, self._ladder.rung(order["rung"]), order["kind"])
+                upto = order["rung"] if order["kind"] == "scout" else None
+                ladder = self._ladder.carrying(without=order["without"], upto=upto)
+                rung = variant(ladder, ladder.rung(order["rung"]), order["kind"])
         if rung is None or rung.toggles.processes % order["nodes"]:
             raise NodeExit(6, f"{self._place.called(0)} asked for what this ladder does not have")
         own = interface(self._store.says["address"])
         place = self._place
         part = Part(nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own)
-        return Task(kind=order["kind"], rung=rung, repetition=order["repetition"]), part
+        return (
+            Task(
+                kind=order["kind"],
+                rung=rung,
+                repetition=order["repetition"],
+                stop_below=order["stop_below"],
+            ),
+            part,
+        )
 
 
 def _answer(outcome: Outcome) -> dict[str, Any]:

@@ -203,6 +203,8 @@ class DistributedTask:
             "arrivals": list(self._others.values()),
             "kind": task.kind,
             "rung": task.rung.name,
+            "without": list(task.rung.without),
+            "stop_below": task.stop_below,
             "repetition": task.repetition,
             "nodes": nodes,
             "port": port,

@@ -154,7 +154,7 @@ def test_absent_memory_says_why(one_device: Any, two_devices: Any) -> None:
 
 def test_a_step_that_is_looked_at_is_recorded_whole_and_not_run() -> None:
     program = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        "import sys; sys.path.insert(0, 'tests/support')\n"
         "from trainings import start\n"
         "from gpt2.proofs.profiler import profile\n"
         "from gpt2.config.toggles import Toggles\n"

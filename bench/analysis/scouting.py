@@ -1,0 +1,88 @@
+"""What trying a rung found: whether its changes are carried on. Imports no torch.
+
+A ladder with `carry: if_faster` first tries its rungs in order, each on top of those that were carried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from bench.analysis.claim_checks import check_claims
+from bench.analysis.run_records import toggles_of
+from bench.records.measurement import Measurement
+from bench.records.record import Record, Scout
+from bench.stats import LEAST_DELTA, block_error
+
+FAR_TOO_SLOW = 0.5
+"""Share of the best so far below which a rung's first steps end it."""
+ERRORS = 2.0
+"""Standard errors of the two windows by which a rung has to be ahead."""
+
+
+def judge(record: Record, tried: Sequence[Record]) -> Scout:
+    """Decide whether a rung that was tried is carried.
+
+    tried: the records of those before it, in order, each with its own decision. The first rung is always
+    carried; another one if it ran, kept the losses, did what it claims, and was faster than the last that was
+    carried by more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS
+    standard errors of the two windows, whichever is largest.
+    """
+    chain = [each for each in tried if each.scout and each.scout.carried]
+    best = best_of(tried)
+    check, reason = "ok", None
+    ratio = _ratio(record, best)
+    if not chain or record.rung_index == chain[0].rung_index:
+        over = chain[0].rung if chain else None
+        return Scout(
+            over=over, ratio=ratio, floor=None, carried=True, check=record.status, reason=record.error
+        )
+    if record.status != "too_slow":
+        alike = (each for each in chain if _tokens(each) == _tokens(record) is not None)
+        reference = next(alike, None)
+        check, reason = check_claims([record], chain[:1], chain[-1:], [reference] if reference else None)
+        if check == "ok" and (other_maths := toggles_of([record]).maths()):
+            setting, why = next(iter(other_maths.items()))
+            check, reason = "other_maths", f"{setting}: {why}"
+    floor = max(LEAST_DELTA, _first_difference(tried), _error(record, best))
+    faster = best is None or (ratio is not None and ratio > 1 + floor)
+    return Scout(
+        over=best.rung if best else None,
+        ratio=ratio,
+        floor=floor,
+        carried=check == "ok" and record.status == "ok" and faster,
+        check=check,
+        reason=reason,
+    )
+
+
+def best_of(tried: Sequence[Record]) -> Record | None:
+    """The last rung that was carried and measured: what the next one stands on and is compared with."""
+    return next((r for r in reversed(tried) if r.scout and r.scout.carried and _speed(r)), None)
+
+
+def _speed(record: Record) -> float | None:
+    if record.measurement and record.status == "ok":
+        return record.measurement.tokens_per_second
+    return record.first_tokens_per_second
+
+
+def _tokens(record: Record) -> int | None:
+    return record.measurement.tokens_per_step if record.measurement else None
+
+
+def _ratio(record: Record, best: Record | None) -> float | None:
+    speed, over = _speed(record), best and _speed(best)
+    return speed / over if speed and over else None
+
+
+def _first_difference(tried: Sequence[Record]) -> float:
+    """Relative difference of the first rung's tries, the A/A comparison of this stage."""
+    speeds = [speed for r in tried if r.rung_index == tried[0].rung_index and (speed := _speed(r))]
+    return max(speeds) / min(speeds) - 1 if len(speeds) > 1 else 0.0
+
+
+def _error(record: Record, best: Record | None) -> float:
+    """ERRORS relative standard errors of the ratio of two windows, from the scatter of their blocks."""
+    windows: list[Measurement] = [r.measurement for r in (record, best) if r and r.measurement]
+    return ERRORS * math.hypot(*(block_error(window.block_seconds) for window in windows))

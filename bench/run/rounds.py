@@ -1,0 +1,180 @@
+"""Which processes a run consists of, by how earlier ones ended: rounds, or a climb before them.
+
+With `carry: if_faster` each rung is first tried in one short window. What that finds decides which rungs the
+rounds measure, and no figure of theirs comes from it, so that choosing does not flatter what was chosen.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Protocol
+
+from bench.analysis.attribution import ratios
+from bench.analysis.schedule import Cut, Schedule, Task
+from bench.analysis.scoreboard import scoreboard
+from bench.analysis.scouting import FAR_TOO_SLOW, best_of, judge
+from bench.format import listed
+from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
+from bench.records.record import Record
+from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
+
+
+class TaskSource(Protocol):
+    """Decides which processes a run consists of, by how earlier ones ended."""
+
+    @property
+    def cut(self) -> Cut | None: ...
+    @property
+    def planned_rounds(self) -> int: ...
+    def resume(self, records: Sequence[Record]) -> None: ...
+    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]: ...
+    def judged(self, record: Record) -> Record: ...
+    def ended(self, record: Record, seconds: float | None = None) -> None: ...
+    def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
+
+
+class Rounds(Schedule):
+    """A ladder's tasks, in rounds until there are enough."""
+
+    cut: Cut | None = None
+
+    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
+        """Yield all tasks; the runner appends to `records` meanwhile."""
+        protocol = self.ladder.protocol
+        for repetition in count(1):
+            yield from self.round(repetition)
+            if repetition < self.planned_rounds:
+                continue
+            until = protocol.until
+            known = ratios(scoreboard(records)) if until is not None else []
+            # Only the widths decide: stopping by the values would bias them.
+            if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
+                yield from self.closing(repetition)
+                return
+            widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
+            width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
+            note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+
+
+class Climb:
+    """A ladder that finds its own way up: tries the rungs, then measures those that were carried, in rounds.
+
+    Of a ladder's rungs only the chosen ones are tried and carried, and always the first of the ladder, which
+    says on which device.
+    """
+
+    def __init__(self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False) -> None:
+        self._ladder, self._ablate = ladder, ablate
+        self._own = [rung for rung in rungs if not rung.external]
+        self._chosen = {rung.name for rung in rungs}
+        self._left_out = [r.name for r in ladder.rungs[1:] if r.name not in self._chosen]
+        self._tried: list[Record] = []
+        self._later: list[Record] = []
+        """Records of the rounds of a run that is resumed."""
+        self._seconds: list[float] = []
+        self._rounds: Rounds | None = None
+
+    @property
+    def cut(self) -> Cut | None:
+        """Where it ran out of time; None if it did not."""
+        return self._rounds.cut if self._rounds else None
+
+    @property
+    def planned_rounds(self) -> int:
+        """Number of rounds, as far as it is known beforehand."""
+        return Rounds(self._ladder, self._own).planned_rounds
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """Go on after these records."""
+        self._tried = [record for record in records if record.scout]
+        self._later = [record for record in records if record.kind != "scout"]
+
+    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
+        """Yield all tasks; the runner appends to `records` meanwhile."""
+        yield from self._tries()
+        self._rounds = self._rounds_of_carried(note)
+        if self._later:
+            self._rounds.resume(self._later)
+        yield from self._rounds.tasks(records, note)
+
+    def judged(self, record: Record) -> Record:
+        """Return the record with what trying its rung found."""
+        if record.kind != "scout" or record.status == "interrupted":
+            return record
+        return record.model_copy(update={"scout": judge(record, self._tried)})
+
+    def ended(self, record: Record, seconds: float | None = None) -> None:
+        """Note an outcome."""
+        if record.kind == "scout":
+            self._tried += [record] if record.scout else []
+            self._seconds += [seconds] if seconds is not None else []
+        elif self._rounds:
+            self._rounds.ended(record, seconds)
+
+    def seconds_left(self, repetition: int, rounds: int) -> float | None:
+        """Estimated seconds of rounds `repetition` to `rounds`, and of the rungs that are still to be tried.
+
+        Before the rounds: as if all that was carried, and half of what is not tried yet, were measured.
+        """
+        if self._rounds:
+            return self._rounds.seconds_left(repetition, rounds)
+        if not self._seconds:
+            return None
+        to_try = len(self._own) + 1 - len(self._tried)
+        carried = len({r.rung_index for r in self._tried if r.scout and r.scout.carried})
+        each = sum(self._seconds) / len(self._seconds)
+        windows = [self._longer(record) for record in self._tried if record.measurement]
+        longer = sum(windows) / len(windows) if windows else 0.0
+        return to_try * each + rounds * (carried + to_try / 2 + 2) * (each + longer)
+
+    def _longer(self, tried: Record) -> float:
+        """Seconds by which a window of the rounds is longer than that of a try."""
+        full, short, m = self._ladder.protocol, self._ladder.protocol.short, tried.measurement
+        step = max(m.block_seconds) / m.block_steps if m and m.block_steps and m.block_seconds else 0.0
+        whole = min(full.max_window_seconds, full.blocks * max(full.block_seconds, step))
+        return max(0.0, whole - LEAST_BLOCKS * max(short.block_seconds, step))
+
+    def _tries(self) -> Iterator[Task]:
+        """Yield the tries that are still to be made: the first rung's twice, to know the noise."""
+        first = self._own[0]
+        for repetition in (1, 2):
+            if not any(r.rung_index == first.index and r.repetition == repetition for r in self._tried):
+                yield self._try(first, repetition)
+            if not best_of(self._tried):  # it does not run here: there is no noise to be known
+                break
+        for rung in self._own[1:]:
+            known = {record.rung_index for record in self._tried}
+            if rung.index not in known and not (rung.again and rung.again in self._carried):
+                yield self._try(rung)
+
+    @property
+    def _carried(self) -> set[str]:
+        return {record.rung for record in self._tried if record.scout and record.scout.carried}
+
+    @property
+    def _without(self) -> list[str]:
+        """Names of the rungs that are tried by now or left out, and not carried."""
+        tried = [record.rung for record in self._tried if record.rung not in self._carried]
+        return [*self._left_out, *dict.fromkeys(tried)]
+
+    def _try(self, rung: Rung, repetition: int = 1) -> Task:
+        best, refused = best_of(self._tried), None
+        try:
+            chain = self._ladder.carrying(without=self._without, upto=rung.name)
+            rung = chain.rung(rung.name)
+        except LadderError as error:
+            refused = str(error.__cause__ or error)
+        m = best.measurement if best and repetition == 1 else None
+        limit = FAR_TOO_SLOW * m.tokens_per_second if m and m.tokens_per_second else None
+        return Task(kind="scout", rung=rung, repetition=repetition, stop_below=limit, refused=refused)
+
+    def _rounds_of_carried(self, note: Callable[[str], None]) -> Rounds:
+        """Return the rounds over the rungs that were carried, and the external ones."""
+        second_tries = [r.name for r in self._own if r.again and r.name not in self._carried]
+        ladder = self._ladder.carrying(without=list(dict.fromkeys([*self._without, *second_tries])))
+        rungs = [rung for rung in ladder.rungs if rung.name in self._chosen]
+        kept = listed([rung.name for rung in rungs[1:] if not rung.external])
+        note(f"carried: {kept}" if kept else "carried: nothing, for no change makes training faster here")
+        return Rounds(ladder, rungs, self._ablate)
