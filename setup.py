@@ -1,4 +1,4 @@
-"""Puts ladders/ into the wheel, where `bench run cpu` finds them; all else is in pyproject.toml."""
+"""Puts ladders/ and the published figures into the wheel, where commands find them by name."""
 
 import shutil
 from pathlib import Path
@@ -11,9 +11,10 @@ class WithLadders(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib, "bench", "ladder", "files")
+            here, target = Path(__file__).parent, Path(self.build_lib, "bench", "ladder", "files")
             shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(Path(__file__).parent / "ladders", target)
+            shutil.copytree(here / "ladders", target)
+            shutil.copytree(here / "results" / "published", target / "published")
 
 
 setup(cmdclass={"build_py": WithLadders})

@@ -12,7 +12,7 @@ from functools import partial
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
 from bench.host.feasibility import check_time
-from bench.ladder.ladder import LEAST_BLOCKS, Ladder, Rung
+from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
 from bench.ladder.peers import PeerRung
 from bench.report.brief import Brief
 from bench.report.table import Column, Table
@@ -51,7 +51,26 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     other_chip = chip or (ladder.chip if nothing_here else None)
     rows: list[Planned] = []
     before = None
+    tries = ladder.protocol.carry == "if_faster"
+    rungs = [rung for rung in rungs if not rung.again]
+    unsupported: list[str] = []
     for rung in rungs:
+        if tries and not rung.external:  # what cannot run is not carried
+            try:
+                rung = ladder.carrying(without=unsupported, upto=rung.name).rung(rung.name)
+            except LadderError as error:
+                refused = Unsupported(f"unsupported: {error.__cause__ or error}")
+                unsupported.append(rung.name)
+                rows.append(
+                    Planned(
+                        rung=rung.name,
+                        changed=", ".join(rung.changed) or "nothing",
+                        tokens_per_step=rung.toggles.tokens_per_step(workload.seq_len),
+                        memory_bytes=None,
+                        answer=refused,
+                    )
+                )
+                continue
         if rung.external:
             here = None if other_chip else _peer_here(ladder, rung, rung.external, missing)
             tokens, memory, changed = rung.external.tokens_per_step, None, rung.changed
@@ -59,9 +78,12 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
             estimated = estimate(workload, rung.toggles)
             memory, tokens = estimated.total, rung.toggles.tokens_per_step(workload.seq_len)
             changed = describe(rung.toggles, before, workload)
-            before = rung.toggles
             check = partial(_on_chip, workload, chip=other_chip) if other_chip else partial(_here, ladder)
             here = check(rung, estimated)
+            if tries and rows and isinstance(here, No) and not isinstance(rows[0].answer, No):
+                unsupported.append(rung.name)
+            else:
+                before = rung.toggles
         rows.append(
             Planned(
                 rung=rung.name,
@@ -139,6 +161,10 @@ def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str
 
 
 def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
+    tried = ""
+    if ladder.protocol.carry == "if_faster":
+        own = sum(not rung.external for rung in rungs)
+        tried = f"{own + 1} short processes that try the rungs; then, if all are carried, "
     schedule = Schedule(ladder, rungs, ablate)
     rounds = schedule.planned_rounds
     first, each = list(schedule.round(1)), list(schedule.round(2))
@@ -148,7 +174,8 @@ def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
     more = [f"{parity} for loss parity"] if parity else []
     more += [f"{ceilings} for the measured ceiling"] if ceilings else []
     control = f"the A/A control{'s' * (controls > 1)} included" if controls else "without an A/A control"
-    return f"{_rounds(ladder)} of {len(each)} processes, {control}{''.join(f', and {part}' for part in more)}"
+    rest = "".join(f", and {part}" for part in more)
+    return f"{tried}{_rounds(ladder)} of {len(each)} processes, {control}{rest}"
 
 
 def _rounds(ladder: Ladder) -> str:

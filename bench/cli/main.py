@@ -12,11 +12,12 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli import ladders as shipped_ladders
-from bench.cli import machine, report, sweep, trainings, turns
+from bench.cli import machine, quick, report, sweep, trainings, turns
 from bench.cli.options import (
     Ablate,
     Corpus,
     LadderFile,
+    Minutes,
     NodeRank,
     Nodes,
     Overrides,
@@ -39,7 +40,7 @@ app = typer.Typer(
     help="How fast does GPT-2 train on this machine, and what does each optimisation buy?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Begin with: bench run smoke",
+    epilog="Begin with: bench quick",
 )
 
 
@@ -86,6 +87,7 @@ def run(
     rungs: RungNames = None,
     repeats: Repeats = None,
     until: Until = None,
+    minutes: Minutes = None,
     ablate: Ablate = False,
     resume: Annotated[
         bool,
@@ -124,7 +126,7 @@ def run(
     from bench.run.nodes.topology import place
     from bench.run.runner import run
 
-    loaded, overrides = load_with_options(ladder, set_, repeats, until, ablate)
+    loaded, overrides = load_with_options(ladder, set_, repeats, until, ablate, minutes)
     options = Options(
         out=out,
         data=data,
@@ -135,6 +137,7 @@ def run(
         peak_tflops=peak_tflops,
         price_per_hour=price_per_hour,
         compile_cache=compile_cache,
+        minutes=minutes,
         place=place(nnodes, node_rank, rdzv),
     )
     with Progress() as progress:
@@ -190,6 +193,7 @@ def plan(
     print_brief(dry_run.plan(loaded, chosen, other, ablate=ablate), full=full)
 
 
+command(quick.quick)
 command(shipped_ladders.ladders)
 command(sweep.sweep)
 command(turns.turns)

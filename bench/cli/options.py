@@ -42,6 +42,12 @@ Until = Annotated[
     str | None,
     typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20."),
 ]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1, callback=finite, help="Fit the run into so much time: windows of 5 blocks, fewer rounds."
+    ),
+]
 Ablate = Annotated[
     bool,
     typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them."),
@@ -74,16 +80,23 @@ def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
 
 
 def load_with_options(
-    ladder: Path, set_: list[str] | None, repeats: int | None, until: str | None, ablate: bool
+    ladder: Path,
+    set_: list[str] | None,
+    repeats: int | None,
+    until: str | None,
+    ablate: bool,
+    minutes: float | None = None,
 ) -> tuple[Ladder, list[str]]:
     """Load the ladder with the options applied; return it and the overrides. Raises BenchError."""
-    from bench.ladder.ladder import load
+    from bench.ladder.ladder import LEAST_BLOCKS, load
 
     overrides = as_overrides(set_, repeats)
     if until is not None:
         if repeats:
             raise BenchError("--repeats and --until exclude each other; choose one")
         overrides.append(f"protocol.until={_fraction(until)}")
+    if minutes:
+        overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
     loaded = load(ladder, overrides)
     if (
         ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW

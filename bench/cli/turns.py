@@ -59,6 +59,7 @@ def turns(
     """
     from bench.ladder.ladder import load
     from bench.records.record import reserved
+    from bench.run.best import with_best
     from bench.run.probe import probe
     from bench.run.runner import check_data, new_results
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
@@ -67,6 +68,10 @@ def turns(
 
     time = datetime.now(UTC).isoformat(timespec="seconds")
     loaded = load(ladder, set_ or [])
+    environment = probe(loaded.rungs[0].toggles.device).environment
+    loaded, found = with_best(loaded, set_ or [], out, environment)
+    for each in found:
+        typer.echo(each, err=True)
     options = TurnOptions(
         ladder=loaded,
         rungs=_of_one_process(loaded.chosen(names(rungs))),
@@ -80,7 +85,6 @@ def turns(
     )
     parts = groups(options.rungs, first, at_once)
     data_sha256 = check_data(loaded, options.rungs, data)
-    environment = probe(options.rungs[0].toggles.device).environment
     path = new_results(loaded, out, environment, "turns-{}.json")
     keep = partial(write, path, options, parts, environment, time, data_sha256)
     interrupted, write_error, tell = False, None, partial(typer.echo, err=True)

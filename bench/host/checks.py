@@ -79,8 +79,7 @@ def bfloat16(speed: float, root: Path) -> Finding:
     """
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
     value = f"matmuls {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
-    value += "; ladders/cpu.yaml suits it" if speed > 1 else ""
-    advice = "" if speed > 1 else "take ladders/cpu-float32.yaml in place of cpu.yaml"
+    advice = "" if speed > 1 else "train in float32 here, as bench run cpu finds by itself"
     return Finding(name="bfloat16", value=value, advice=advice)
 
 

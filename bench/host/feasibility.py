@@ -47,7 +47,7 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
         toggles.autocast,
         f"this CPU has no units for it: a thread makes {rate / 1e9:.3g} GFLOP/s, and "
         f"{product_rate('float32') / 1e9:.3g} in float32, so that a window outlasts protocol.timeout_seconds "
-        f"{protocol.timeout_seconds:g}; choose float32 (ladders/cpu-float32.yaml)",
+        f"{protocol.timeout_seconds:g}; choose float32",
     )
 
 

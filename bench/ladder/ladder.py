@@ -107,7 +107,9 @@ class Rung:
     base: str | None = None
     """Name of the ladder's rung that a sweep's candidate varies; None for others."""
     settings: tuple[str, ...] = ()
-    """Changes of a candidate from its base, as overrides."""
+    """Changes for this rung alone, as overrides: of a sweep's candidate from its base, or of a best_of."""
+    best_of: str | None = None
+    """Ladder whose best toggles on this machine it starts from, below its own changes; None for others."""
     external: PeerRung | None = None
     """Another trainer in place of ours, to which only device, threads and allocator of the toggles apply."""
     again: str | None = None
@@ -160,6 +162,14 @@ class Ladder:
         assert self._file is not None
         return replace(self, rungs=_resolved(self._file, without, upto))
 
+    def settings(self, was: Toggles, now: Toggles) -> tuple[str, ...]:
+        """Return the overrides by which a worker makes toggles `now` from this ladder's `was`."""
+        before = asdict(was)
+        changed = {key: value for key, value in asdict(now).items() if value != before[key]}
+        if changed and self.workload.tokens_per_step is not None:
+            changed["grad_accum_steps"] = 1  # 1 means that it is derived
+        return tuple(f"toggles.{key}={value}" for key, value in changed.items())
+
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """Return the rungs of these names, in order; all if there are none. Raises LadderError."""
         wanted = {self.rung(name).name for name in names}
@@ -191,6 +201,7 @@ class _RungFile:
     set: dict[str, Any] = field(default_factory=dict)
     expect: Literal["inert", "out_of_memory"] | None = None
     retry: bool = False
+    best_of: str | None = None
     external: dict[str, Any] | None = None
 
 
@@ -216,8 +227,8 @@ class _Parsed:
     """Name of the first try by that of the second."""
     toggles: Mapping[str, Any]
     """Values of every rung, after its own changes."""
-    own: Mapping[str, Mapping[str, Any]]
-    """Values of one rung, by its name, after all others."""
+    own: Mapping[str, Sequence[str]]
+    """Overrides of one rung, by its name: after all others, or in a best_of in place of that ladder's."""
 
 
 def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
@@ -226,7 +237,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     path: its file, or the name of a ladder that comes with gpt2-bench, such as cpu.
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
-    others. Raises LadderError.
+    others, or of a best_of before its own changes. Raises LadderError.
     """
     path = find(path)
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
@@ -260,7 +271,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
         rungs=(*written, *(replace(rung, name=name) for name, rung in again.items())),
         first_try={name: rung.name for name, rung in again.items()},
         toggles=extra["toggles"],
-        own={name: _parsed(values)["toggles"] for name, values in (own or {}).items()},
+        own={name: tuple(values) for name, values in (own or {}).items()},
     )
     return Ladder(
         path=path,
@@ -296,11 +307,13 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
             rungs.append(_external(rung, index, file.workload, rungs, where))
         else:
             validate(Toggles, rung.set, where, "toggle")
+            settings = file.own.get(rung.name, ())
+            own = _parsed(settings)["toggles"]
             try:
+                if rung.best_of is not None:
+                    toggles, own = replace(_top(rung.best_of, file, where), **own), {}
                 toggles = replace(toggles, **rung.set)
-                resolved = _resolve(
-                    file.workload, replace(toggles, **{**file.toggles, **file.own.get(rung.name, {})})
-                )
+                resolved = _resolve(file.workload, replace(toggles, **{**file.toggles, **own}))
             except ValueError as error:
                 raise LadderError(f"{where}: {error}") from error
             before = next((each.toggles for each in reversed(rungs) if not each.external), None)
@@ -311,6 +324,8 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
                     changed=describe(resolved, before, file.workload),
                     expect=rung.expect,
                     toggles=resolved,
+                    settings=tuple(settings),
+                    best_of=rung.best_of,
                     again=file.first_try.get(rung.name),
                     without=tuple(without),
                 )
@@ -318,6 +333,27 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
         if rung.name == upto:
             break
     return tuple(rungs)
+
+
+def _top(name: str, file: _Parsed, where: str) -> Toggles:
+    """Return the toggles of the last rung of a ladder that is meant to run. Raises LadderError."""
+    other = beside(name, file.path)
+    if other.exists() and other.resolve() == file.path.resolve():
+        raise LadderError(f"{where}: best_of: {name} is this ladder; name another")
+    ladder = load(other)
+    if ladder.workload.model != file.workload.model:
+        raise LadderError(
+            f"{where}: best_of: {name} trains {ladder.workload.model}, and workload.model is "
+            f"{file.workload.model}; name a ladder of that model"
+        )
+    meant = [rung for rung in ladder.own if rung.expect != "out_of_memory" and not rung.again]
+    return meant[-1].toggles
+
+
+def beside(name: str, ladder: Path) -> Path:
+    """Return the file of a ladder that another one names: beside it, or a shipped one."""
+    file = ladder.parent / name
+    return file if file.is_file() else find(Path(name))
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
@@ -334,8 +370,7 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
 def _external(rung: _RungFile, index: int, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
     """Return an external rung, with device and threads of the rung above it. Raises LadderError."""
     external = validate(PeerRung, rung.external, f"{where}: external")
-    if rung.set or rung.expect or rung.retry:
-        key = "set" if rung.set else "expect" if rung.expect else "retry"
+    if key := next((key for key in ("set", "expect", "retry", "best_of") if getattr(rung, key)), None):
         raise LadderError(f"{where}: an external rung has no {key!r}; change its command instead")
     for key in ("model", "seq_len"):  # records have the ladder's parameters and FLOPs
         declared, wanted = getattr(external, key), getattr(workload, key)

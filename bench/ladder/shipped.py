@@ -16,6 +16,12 @@ def shipped() -> list[Path]:
     return sorted(folder.glob("*.yaml")) if folder else []
 
 
+def published() -> Path | None:
+    """Return the folder of figures that others have published; None where it did not come along."""
+    folders = (HERE.parents[1] / "results" / "published", HERE / "files" / "published")
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
 def find(ladder: Path) -> Path:
     """Return the file that is meant: the path as given, or a shipped ladder of that name."""
     if ladder.is_file() or len(ladder.parts) != 1:

@@ -34,6 +34,10 @@ class Options:
     price_per_hour: float | None = None
     compile_cache: Path | None = None
     """Folder that keeps compiled code after the run; None to drop it."""
+    minutes: float | None = None
+    """Time for the run, into which its rounds are fitted; None for as many as the ladder asks for."""
+    one_round: bool = False
+    """Whether one round is measured even where that takes far longer than `minutes`."""
     place: Place | None = None
     """Place among several nodes; None if there is one."""
 

@@ -12,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.analysis.schedule import Cut, Task
 from bench.host.doctor import other_work_cores, warnings
@@ -240,7 +240,7 @@ class Executor:
             kind=task.kind,
             ladder=ladder.name,
             ladder_hash=ladder.hash,
-            protocol=asdict(ladder.protocol),
+            protocol=self._protocol(task),
             rung=rung.name,
             rung_index=rung.index,
             repetition=task.repetition,
@@ -267,6 +267,12 @@ class Executor:
             after=outcome.after,
             price_per_hour=self.options.price_per_hour,
         )
+
+    def _protocol(self, task: Task) -> dict[str, Any]:
+        """The protocol as a record has it: of a run that takes as many rounds as fit, with those begun."""
+        protocol = asdict(self.ladder.protocol)
+        begun = 1 if task.kind == "scout" else task.repetition
+        return {**protocol, "repeats": begun, "until": None} if self.options.minutes else protocol
 
     def _shareable(self, text: str) -> str:
         """Remove the user's paths and the nodes' addresses from a text."""

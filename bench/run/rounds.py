@@ -7,6 +7,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Protocol
@@ -15,10 +16,10 @@ from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.scouting import FAR_TOO_SLOW, best_of, judge
-from bench.format import listed
+from bench.format import duration, listed
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
 from bench.records.record import Record
-from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
+from bench.stats import LEAST_ROUNDS, MOST_ROUNDS_UNTIL, narrow_enough
 
 
 class TaskSource(Protocol):
@@ -36,26 +37,50 @@ class TaskSource(Protocol):
 
 
 class Rounds(Schedule):
-    """A ladder's tasks, in rounds until there are enough."""
+    """A ladder's tasks, in rounds until there are enough, or until there is no time for another.
+
+    seconds: for all, from now on; one round is taken in any case. None: as the ladder's protocol has it.
+    """
 
     cut: Cut | None = None
 
+    def __init__(
+        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, seconds: float | None = None
+    ) -> None:
+        super().__init__(ladder, rungs, ablate)
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """Yield all tasks; the runner appends to `records` meanwhile."""
-        protocol = self.ladder.protocol
         for repetition in count(1):
             yield from self.round(repetition)
-            if repetition < self.planned_rounds:
-                continue
-            until = protocol.until
-            known = ratios(scoreboard(records)) if until is not None else []
-            # Only the widths decide: stopping by the values would bias them.
-            if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
+            if self._is_last(repetition, records, note):
                 yield from self.closing(repetition)
                 return
-            widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
-            width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
-            note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+
+    def _is_last(self, repetition: int, records: list[Record], note: Callable[[str], None]) -> bool:
+        """Whether no round follows this one. Only widths decide, and time: by values it would be biased."""
+        until = self.ladder.protocol.until
+        if self._deadline is not None:
+            next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
+            left = self._deadline - time.monotonic()
+            most = MOST_ROUNDS_UNTIL if until is not None else self.ladder.protocol.repeats
+            narrow = until is not None and repetition >= LEAST_ROUNDS
+            if repetition >= most or (narrow and narrow_enough(ratios(scoreboard(records)), until or 0.0)):
+                return True
+            if next_round > left:
+                note(f"no time for another round of about {duration(next_round)}")
+                return True
+            return False
+        if repetition < self.planned_rounds:
+            return False
+        known = ratios(scoreboard(records)) if until is not None else []
+        if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
+            return True
+        widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
+        width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
+        note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+        return False
 
 
 class Climb:
@@ -65,8 +90,11 @@ class Climb:
     says on which device.
     """
 
-    def __init__(self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False) -> None:
+    def __init__(
+        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, seconds: float | None = None
+    ) -> None:
         self._ladder, self._ablate = ladder, ablate
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._own = [rung for rung in rungs if not rung.external]
         self._chosen = {rung.name for rung in rungs}
         self._left_out = [r.name for r in ladder.rungs[1:] if r.name not in self._chosen]
@@ -177,4 +205,5 @@ class Climb:
         rungs = [rung for rung in ladder.rungs if rung.name in self._chosen]
         kept = listed([rung.name for rung in rungs[1:] if not rung.external])
         note(f"carried: {kept}" if kept else "carried: nothing, for no change makes training faster here")
-        return Rounds(ladder, rungs, self._ablate)
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        return Rounds(ladder, rungs, self._ablate, left)

@@ -18,12 +18,13 @@ from typing import cast
 
 from bench.analysis.schedule import Cut
 from bench.errors import BenchError
-from bench.format import plural
+from bench.format import duration, plural
 from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
+from bench.run.best import with_best
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import Team, described
@@ -72,15 +73,23 @@ def run(
     data_sha256 = check_data(ladder, rungs, options.data)
     if options.compile_cache:
         _check_compile_cache(options.compile_cache)
-    source = source or partial(
-        Climb if ladder.protocol.carry == "if_faster" else Rounds, ladder, rungs, options.ablate
-    )
-    schedule = source()
     swept = rungs[0].base is not None  # the ladder's file does not contain a sweep's candidates
     probed = probe(
         rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate
     )
     machine = probed.environment
+    ladder, found = with_best(ladder, options.overrides, options.out, machine)
+    rungs = ladder.chosen(options.rungs)
+    for each in found:
+        watcher.note(each)
+    source = source or partial(
+        Climb if ladder.protocol.carry == "if_faster" else Rounds,
+        ladder,
+        rungs,
+        options.ablate,
+        seconds=60 * options.minutes if options.minutes else None,
+    )
+    schedule = source()
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
     for name, reason in missing_peers(ladder, rungs):
@@ -104,6 +113,7 @@ def run(
     records: list[Record] = []
     interrupted, error = False, None
     lost: Record | None = None
+    told, ends = False, time.monotonic() + 60 * options.minutes if options.minutes else None
     with (
         stoppable() as stop,
         reserved(path),
@@ -137,7 +147,10 @@ def run(
                     interrupted = True
                     break
                 rounds = max(schedule.planned_rounds, task.repetition)
-                watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
+                left = schedule.seconds_left(task.repetition, rounds)
+                if ends is not None and left is not None:
+                    left = min(left, max(0.0, ends - time.monotonic()))
+                watcher.started(task, rounds, left)
                 start = time.monotonic()
                 record = schedule.judged(executor.run(task))
                 lost = record
@@ -147,6 +160,9 @@ def run(
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
                 interrupted = record.status == "interrupted"
+                if not told and options.minutes and not interrupted:
+                    told = True
+                    _check_minutes(options.minutes, schedule, watcher, one_round=options.one_round)
             if schedule.cut:  # the file must say that the run is incomplete
                 records.append(executor.not_begun(schedule.cut))
                 append(path, records[-1])
@@ -159,6 +175,27 @@ def run(
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+
+
+def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, *, one_round: bool) -> None:
+    """Say where one round takes far longer than there is time, by the first process.
+
+    Raises BenchError unless one round is measured all the same.
+    """
+    needed = schedule.seconds_left(1, 1)
+    if needed is None or needed < FAR_TOO_LONG * 60 * minutes:
+        return
+    what = f"--minutes {minutes:g}: one window of each rung takes about {duration(needed)} here"
+    if one_round:
+        watcher.note(f"{what}; this one round is measured all the same")
+        return
+    raise BenchError(
+        f"{what}; give as much, or fewer rungs with --rungs (the first record is kept, and --resume goes on)"
+    )
+
+
+FAR_TOO_LONG = 1.5
+"""Factor by which the first estimate, from one process alone, may be wrong."""
 
 
 def _not_kept(record: Record | None) -> str:

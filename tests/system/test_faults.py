@@ -136,6 +136,25 @@ def test_a_killed_runner_takes_its_worker_along_and_resume_runs_exactly_what_is_
     ]
 
 
+def test_a_run_killed_while_rungs_are_tried_goes_on_with_that_and_keeps_what_was_found(
+    write_ladder, tmp_path: Path
+) -> None:
+    path = write_ladder("[{name: a}, {name: b}, {name: c}]", carry="if_faster", **QUICK)
+    process = start(path, tmp_path, hold="b")
+    with held(process, "b") as found:
+        process.send_signal(signal.SIGKILL)
+    assert ended(found)
+    finish(process)
+    _, before = results(tmp_path)
+    assert [(r.kind, r.rung, r.repetition) for r in before] == [("scout", "a", 1), ("scout", "a", 2)]
+    code, _, said = finish(start(path, tmp_path, "--resume"))
+    assert code == 0, said
+    _, after = results(tmp_path)
+    assert after[:2] == before
+    assert [(r.kind, r.rung) for r in after[2:5]] == [("scout", "b"), ("scout", "c"), ("cumulative", "a")]
+    assert all(r.scout is not None for r in after[:4])
+
+
 def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(
     write_ladder, tmp_path: Path
 ) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.sweep_axis import Axis
-from gpt2.config.toggles import Toggles, describe, resolve
+from gpt2.config.toggles import describe, resolve
 
 
 def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:
@@ -26,17 +26,8 @@ def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, f
         expect=None,
         toggles=toggles,
         base=base.name,
-        settings=settings(ladder, base.toggles, toggles),
+        settings=ladder.settings(base.toggles, toggles),
     )
-
-
-def settings(ladder: Ladder, was: Toggles, now: Toggles) -> tuple[str, ...]:
-    """Return the overrides by which a worker makes toggles `now` from the ladder's `was`."""
-    before = asdict(was)
-    changed = {key: value for key, value in asdict(now).items() if value != before[key]}
-    if changed and ladder.workload.tokens_per_step is not None:
-        changed["grad_accum_steps"] = 1  # 1 means that it is derived
-    return tuple(f"toggles.{key}={value}" for key, value in changed.items())
 
 
 def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[str] = ()) -> Ladder:

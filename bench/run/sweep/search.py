@@ -14,7 +14,7 @@ from bench.format import GIB
 from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.sweep_axis import DOUBLED, Axis
 from bench.records.record import Record
-from bench.run.sweep.candidate import candidate, grid, settings
+from bench.run.sweep.candidate import candidate, grid
 from gpt2.config.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
@@ -273,7 +273,7 @@ class Search:
             like = replace(like, world_size=1, sharding="none")
         toggles = same_step(like, rung.toggles)
         if toggles and toggles != rung.toggles and toggles.grad_accum_steps <= MOST_ACCUMULATED:
-            own = settings(self.ladder, self.base.toggles, toggles)
+            own = self.ladder.settings(self.base.toggles, toggles)
             yield Task(kind="parity", rung=replace(rung, toggles=toggles, settings=own), repetition=1)
 
     # --- later rounds

@@ -139,6 +139,7 @@ def started(
         words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name]
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
+        words += [part for setting in rung.settings for part in ("--own", setting)]
     with contextlib.ExitStack() as stack:
         # Empty for each process: compiled code and cached code lie differently in memory.
         cache = stack.enter_context(

@@ -25,9 +25,12 @@ def main() -> int:
     parser.add_argument("rung", help="its name")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    parser.add_argument(
+        "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
+    )
     arguments = parser.parse_args()
     try:
-        ladder = load(arguments.ladder, arguments.set)
+        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
         rung = ladder.rung(arguments.rung)
     except LadderError as error:
         print(error)

@@ -1,0 +1,139 @@
+"""`bench quick`: how fast GPT-2 124M trains on this machine, in minutes, without a file or an option."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli.options import Corpus, Overrides, PeakTflops, Price, ResultsFolder
+from bench.cli.terminal import after_measuring, report_end
+from gpt2.terminal import finite
+
+if TYPE_CHECKING:
+    from bench.analysis.scoreboard import Scoreboard
+    from bench.ladder.ladder import Ladder
+    from bench.run.executor import Watcher
+
+DEVICES = ("cuda", "mps", "tpu", "cpu")
+"""Ladders that find the best of a kind of device, the fastest kind first."""
+
+
+def quick(
+    minutes: Annotated[
+        float, typer.Option(min=0.5, callback=finite, help="Time for it; one round is measured in any case.")
+    ] = 5.0,
+    data: Corpus = None,
+    out: ResultsFolder = Path("results"),
+    set_: Overrides = None,
+    peak_tflops: PeakTflops = None,
+    price_per_hour: Price = None,
+) -> None:
+    """Measure how fast GPT-2 124M trains on this machine's best device, in a few minutes.
+
+    Three configurations take turns: plain; what most people switch on; the best that is known for this
+    machine (what bench run found here, else all that its kind supports). Ends when the speed-ups are known to
+    5 %, or after --minutes. The results are those of a ladder called quick.
+
+    Exit code: as of bench run.
+
+    Example: bench quick --minutes 10
+    """
+    from bench.analysis.scoreboard import scoreboard
+    from bench.analysis.select import exit_code
+    from bench.cli.progress import Progress
+    from bench.cli.report import show
+    from bench.run.command import Options
+    from bench.run.runner import run
+
+    with Progress() as progress:
+        ladder, overrides = _for_this_machine(out, data, list(set_ or []), progress)
+        options = Options(
+            out=out,
+            data=data,
+            overrides=tuple(overrides),
+            minutes=minutes,
+            one_round=True,
+            peak_tflops=peak_tflops,
+            price_per_hour=price_per_hour,
+        )
+        measured = run(ladder, options, progress)
+    with after_measuring([measured.path]):
+        if measured.has_rungs:
+            board = scoreboard(measured.records, source=measured.path)
+            show([board])
+            typer.echo(_standing(board, out))
+    report_end(measured)
+    raise typer.Exit(exit_code(measured.records))
+
+
+def _for_this_machine(
+    out: Path, data: Path | None, overrides: list[str], progress: Watcher
+) -> tuple[Ladder, list[str]]:
+    """Return the ladder quick with what suits this machine, and the overrides with which it was loaded."""
+    from bench.errors import BenchError
+    from bench.ladder.ladder import load
+    from bench.run.best import best_of
+    from bench.run.probe import probe
+    from bench.run.runner import check_data
+    from bench.run.suited import suited
+
+    if not any(each.startswith("workload.data=") for each in overrides):
+        plain = load(Path("quick"), overrides)
+        try:
+            check_data(plain, plain.rungs[:1], data)
+        except BenchError as error:
+            if data:
+                raise
+            overrides.append("workload.data=synthetic")
+            progress.note(f"a generated corpus is trained on: {error}")
+    ladder = load(Path("quick"), overrides)
+    whole = suited([Path(name) for name in DEVICES])
+    top = whole.own[-1].toggles
+    plain, common, _ = ladder.rungs
+    device = {"device": top.device, "adamw": whole.own[0].toggles.adamw}
+    chosen = replace(
+        common.toggles,
+        device=top.device,
+        autocast=top.autocast,
+        compile=common.toggles.compile if top.compile != "eager" else "eager",
+    )
+    own = {
+        plain.name: ladder.settings(plain.toggles, replace(plain.toggles, **device)),
+        common.name: ladder.settings(common.toggles, chosen),
+    }
+    known = load(whole.path)
+    best, found = best_of(known, ladder.workload.model, out, probe(top.device).environment)
+    own["best known"] = ladder.settings(ladder.rungs[2].toggles, best)
+    progress.note(f"best known: {found}")
+    return load(Path("quick"), overrides, own), overrides
+
+
+def _standing(board: Scoreboard, out: Path) -> str:
+    """Between which published and which other measured machines the fastest rung is."""
+    from bench.analysis.select import load_boards, load_published
+    from bench.format import number, plain
+    from bench.ladder.shipped import published
+    from bench.report.screen import machine_title
+
+    best, folder = board.fastest, published()
+    task = board.records[0].workload
+    if best is None or best.tps is None or folder is None or task["model"] != "gpt2":
+        return ""
+    known = [
+        (each.tps, f"{each.hardware}, {each.rung}, {number(each.tps)} (published)")
+        for each in load_published([folder])[0]
+        if each.tps and each.hardware and each.model == task["model"] and each.seq_len == task["seq_len"]
+    ]
+    for other in load_boards([folder.parent], needed=False)[0] if folder.parent.name == "results" else []:
+        row, of = other.fastest, other.records[0].workload
+        alike = (of["model"], of["seq_len"]) == (task["model"], task["seq_len"])
+        if row and row.tps and alike and other.environment.machine != board.environment.machine:
+            title = f"{machine_title(other)}, {plain(row.rung)}"
+            known.append((row.tps.value, f"{title}, {number(row.tps.value)} (measured)"))
+    below = max((each for each in known if each[0] <= best.tps.value), default=None)
+    above = min((each for each in known if each[0] > best.tps.value), default=None)
+    ends = [f"above {below[1]}" if below else "", f"below {above[1]}" if above else ""]
+    return f"Among known machines, in tokens/s: {'; '.join(filter(None, ends))}."

@@ -1,0 +1,86 @@
+"""Which rungs of a ladder this machine can run, asked in a process of its own, for it imports torch.
+
+Alone: python -m bench.run.suited cuda cpu
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.errors import BenchError
+from bench.ladder.ladder import Ladder, LadderError, load
+from bench.process.supervisor import how_it_ended, tail
+from gpt2.config.toggles import HOST, UnsupportedToggle
+from gpt2.training.reexec import own_variables, python
+
+
+def suited(ladders: Sequence[Path]) -> Ladder:
+    """Return the first of these ladders whose device is here, without the rungs that cannot run here.
+
+    A number format in which this CPU multiplies no faster than in float32 counts as one of those. Raises
+    BenchError where the question cannot be put.
+    """
+    command = [*python("bench.run.suited"), *map(str, ladders)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **own_variables()},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
+        raise BenchError(f"this machine could not be asked what it supports: {last}")
+    path, without = json.loads(done.stdout.splitlines()[-1])
+    return load(Path(path)).carrying(without=without)
+
+
+def main() -> None:
+    """Print the path of the ladder and the names of its rungs that cannot run here, as JSON."""
+    warnings.simplefilter("ignore")
+    ladders = [load(Path(name)) for name in sys.argv[1:]]
+    ladder = next((each for each in ladders if _has_device(each.own[-1].toggles.device)), ladders[-1])
+    print(json.dumps([str(ladder.path), _not_suited(ladder)]))
+
+
+def _has_device(name: str) -> bool:
+    from gpt2.config.toggles import Toggles
+    from gpt2.device import DEVICES, DeviceError
+
+    try:
+        DEVICES[name](Toggles(), 0)
+    except (UnsupportedToggle, DeviceError):
+        return False
+    return True
+
+
+def _not_suited(ladder: Ladder) -> list[str]:
+    from bench.host.feasibility import check_time, product_rate
+    from gpt2.device import DeviceError, find
+
+    without = [rung.name for rung in ladder.own if rung.again]
+    for rung in ladder.own[1:]:
+        if rung.again:
+            continue
+        try:
+            toggles = ladder.carrying(without=without, upto=rung.name).rung(rung.name).toggles
+            find(toggles)
+            check_time(ladder, toggles)
+        except (UnsupportedToggle, DeviceError, LadderError):
+            without.append(rung.name)
+            continue
+        on_cpu, chosen = toggles.device == HOST, toggles.autocast
+        if on_cpu and chosen != "float32" and product_rate(chosen) <= product_rate("float32"):
+            without.append(rung.name)
+    return without
+
+
+if __name__ == "__main__":
+    main()

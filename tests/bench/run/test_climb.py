@@ -1,0 +1,294 @@
+"""Ladders that carry what is faster: what is tried, what is carried, and what the rounds then measure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from samples import measurement, record
+
+from bench.analysis.schedule import Task
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import exit_code
+from bench.ladder.ladder import Ladder, LadderError, load
+from bench.records.measurement import Proof
+from bench.records.record import Record
+from bench.report.screen import status_words
+from bench.run.rounds import Climb
+
+SPEEDS = {"a": 100.0, "b": 150.0, "c": 60.0, "d": 300.0}
+"""Tokens/s of rungs whose own change decides, whatever they stand on."""
+FOUR = (
+    "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}, "
+    "{name: d, set: {vocab_multiple: 64}}]"
+)
+
+
+def process(ladder: Ladder, task: Task, tps: float, **changes: Any) -> Record:
+    """The record of a task that ran at this speed; one that is too slow ends itself."""
+    too_slow = task.stop_below is not None and tps < task.stop_below
+    facts = {
+        "kind": task.kind,
+        "ladder": ladder.name,
+        "ladder_hash": ladder.hash,
+        "protocol": asdict(ladder.protocol),
+        "workload": asdict(ladder.workload),
+        "toggles": task.rung.toggles,
+        "changed": task.rung.changed,
+        "expect": task.rung.expect,
+        "measurement": measurement(tps, tokens_per_step=task.rung.toggles.tokens_per_step(32)),
+        **({"status": "too_slow", "first_tokens_per_second": tps, "measurement": None} if too_slow else {}),
+        **({"status": "unsupported", "error": task.refused, "measurement": None} if task.refused else {}),
+        **changes,
+    }
+    return record(task.rung.name, task.rung.index, task.repetition, **facts)
+
+
+def climb(ladder: Ladder, run: Callable[[Task], Record], *, rungs: tuple[str, ...] = ()) -> list[Record]:
+    """Records of a whole run, whose processes are made up by `run`."""
+    source, records = Climb(ladder, ladder.chosen(rungs)), list[Record]()
+    for task in source.tasks(records, lambda _: None):
+        records.append(source.judged(run(task)))
+        source.ended(records[-1], 1.0)
+    return records
+
+
+def of_speeds(ladder: Ladder, speeds: dict[str, float], **changes: Any) -> list[Record]:
+    return climb(ladder, lambda task: process(ladder, task, speeds[task.rung.name], **changes))
+
+
+def measured_rungs(records: list[Record]) -> list[str]:
+    """Names of the rungs that the first round measured."""
+    return [r.rung for r in records if r.kind == "cumulative" and r.repetition == 1]
+
+
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder(FOUR, carry="if_faster", repeats=3))
+
+
+def test_a_slower_rung_is_left_out_and_the_next_stands_on_the_one_before_it(ladder: Ladder) -> None:
+    records = of_speeds(ladder, SPEEDS)
+    assert measured_rungs(records) == ["a", "b", "d"]
+    (last,) = [r for r in records if r.rung == "d" and r.kind == "cumulative" and r.repetition == 2]
+    assert (last.toggles.all["attention"], last.toggles.all["adamw"]) == ("sdpa", "for_loop")
+
+
+def test_a_ladder_whose_only_good_rung_is_the_last_ends_on_that_rung(ladder: Ladder) -> None:
+    records = of_speeds(ladder, {"a": 100.0, "b": 90.0, "c": 20.0, "d": 110.0})
+    assert measured_rungs(records) == ["a", "d"]
+    assert scoreboard(records).rows[-1].toggles == replace(ladder.rungs[0].toggles, vocab_multiple=64)
+
+
+def test_where_nothing_is_faster_the_first_rung_alone_is_measured(ladder: Ladder) -> None:
+    assert measured_rungs(of_speeds(ladder, dict.fromkeys("abcd", 100.0))) == ["a"]
+
+
+def test_a_gain_within_one_percent_is_not_carried(ladder: Ladder) -> None:
+    assert measured_rungs(of_speeds(ladder, {"a": 100.0, "b": 100.9, "c": 101.2, "d": 90.0})) == ["a", "c"]
+
+
+def test_a_gain_within_the_difference_of_the_first_rungs_two_tries_is_not_carried(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        again = task.kind == "scout" and task.repetition == 2
+        return process(ladder, task, {**SPEEDS, "a": 80.0 if again else 100.0, "b": 95.0}[task.rung.name])
+
+    assert measured_rungs(climb(ladder, run)) == ["a", "d"]  # b is 1.19x of 80, and a itself 1.25x
+
+
+def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        made = process(ladder, task, {**SPEEDS, "b": 115.0}[task.rung.name])
+        assert made.measurement or task.rung.name == "c"
+        if task.rung.name == "b" and made.measurement:
+            mean = made.measurement.block_seconds[0]
+            uneven = [0.5 * mean, 1.5 * mean] * 5
+            made = made.model_copy(
+                update={"measurement": made.measurement.model_copy(update={"block_seconds": uneven})}
+            )
+        return made
+
+    assert measured_rungs(climb(ladder, run)) == ["a", "d"]
+
+
+@pytest.mark.parametrize("status", ["out_of_memory", "unsupported", "failed", "timeout"])
+def test_a_rung_that_does_not_run_is_left_out_with_its_reason(ladder: Ladder, status: str) -> None:
+    def run(task: Task) -> Record:
+        ended: dict[str, Any] = {"status": status, "error": "why", "measurement": None}
+        return process(ladder, task, SPEEDS[task.rung.name], **(ended if task.rung.name == "b" else {}))
+
+    records = climb(ladder, run)
+    row = scoreboard(records).rows[1]
+    assert measured_rungs(records) == ["a", "d"]
+    assert (row.status, row.error, row.tps) == (status, "why", None)
+    assert exit_code(records) == (6 if status in ("failed", "timeout") else 0)
+
+
+def test_a_rung_that_is_faster_but_whose_losses_differ_is_left_out(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        made = process(ladder, task, SPEEDS[task.rung.name])
+        if task.rung.name == "d" and made.measurement:
+            wrong = made.measurement.model_copy(update={"losses": [9.0, 8.0, 7.0, 6.0]})
+            made = made.model_copy(update={"measurement": wrong})
+        return made
+
+    records = climb(ladder, run)
+    assert measured_rungs(records) == ["a", "b"]
+    assert scoreboard(records).rows[-1].status == "parity_failed"
+    assert exit_code(records) == 4
+
+
+def test_a_rung_that_is_faster_but_had_no_effect_is_left_out(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        made = process(ladder, task, SPEEDS[task.rung.name])
+        if task.rung.name == "b" and made.measurement:
+            proofs = {"attention": Proof(took_effect=False, evidence="the same kernels")}
+            made = made.model_copy(
+                update={"measurement": made.measurement.model_copy(update={"proofs": proofs})}
+            )
+        return made
+
+    records = climb(ladder, run)
+    assert measured_rungs(records) == ["a", "d"]
+    assert scoreboard(records).rows[1].status == "inert"
+
+
+def test_a_rung_that_changes_the_maths_is_never_carried(write_ladder) -> None:
+    rungs = "[{name: a, set: {device: cpu}}, {name: b, set: {weights: bfloat16}}]"
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    assert ladder.rungs[1].toggles.maths()
+    records = of_speeds(ladder, {"a": 100.0, "b": 500.0})
+    assert measured_rungs(records) == ["a"]
+    assert scoreboard(records).rows[1].status == "other_maths"
+
+
+def test_a_rung_that_needs_what_was_not_carried_says_so(write_ladder) -> None:
+    """Three ranks take whole steps of six sequences at two or one a time, not at three."""
+    first, second = "{name: a, set: {micro_batch_size: 3}}", "{name: b, set: {micro_batch_size: 2}}"
+    task = "model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 192"
+    rungs = f"[{first}, {second}, {{name: c, set: {{world_size: 3}}}}]"
+    ladder = load(write_ladder(rungs, workload=task, carry="if_faster"))
+    row = scoreboard(of_speeds(ladder, {"a": 100.0, "b": 50.0, "c": 900.0})).rows[2]
+    assert row.status == "unsupported"
+    assert (row.error or "").startswith("workload.tokens_per_step 192 is not a multiple of 288")
+
+
+def test_the_first_rung_is_carried_even_where_it_does_not_run(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        gone: dict[str, Any] = {"status": "out_of_memory", "error": "why", "measurement": None}
+        return process(ladder, task, SPEEDS[task.rung.name], **(gone if task.rung.name == "a" else {}))
+
+    assert measured_rungs(climb(ladder, run)) == ["a", "b", "d"]
+
+
+RETRY = (
+    "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}, retry: true}, "
+    "{name: c, set: {adamw: fused}}]"
+)
+
+
+def test_a_rung_to_be_retried_is_tried_once_more_on_top_of_all_others(write_ladder) -> None:
+    ladder = load(write_ladder(RETRY, carry="if_faster"))
+    records = of_speeds(ladder, {"a": 100.0, "b": 90.0, "c": 150.0, "b (second try)": 200.0})
+    assert measured_rungs(records) == ["a", "c", "b (second try)"]
+    assert [row.rung for row in scoreboard(records).rows] == ["a", "b", "c", "b (second try)"]
+
+
+def test_a_rung_that_was_carried_is_not_tried_again(write_ladder) -> None:
+    ladder = load(write_ladder(RETRY, carry="if_faster"))
+    records = of_speeds(ladder, {"a": 100.0, "b": 130.0, "c": 150.0})
+    assert measured_rungs(records) == ["a", "b", "c"]
+    assert not scoreboard(records).has_gaps
+
+
+def test_of_chosen_rungs_only_those_are_tried_and_kept(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        return process(ladder, task, SPEEDS[task.rung.name])
+
+    records = climb(ladder, run, rungs=("a", "d"))
+    assert {r.rung for r in records} == {"a", "d"}
+    assert records[-1].toggles.all["attention"] == "explicit"
+
+
+def test_a_far_slower_rung_is_told_at_which_speed_to_end_itself(ladder: Ladder) -> None:
+    limits = {}
+
+    def run(task: Task) -> Record:
+        limits.setdefault((task.kind, task.rung.name, task.repetition), task.stop_below)
+        return process(ladder, task, {**SPEEDS, "c": 10.0}[task.rung.name])
+
+    records = climb(ladder, run)
+    assert limits["scout", "c", 1] == 75.0  # half of b's 150
+    assert limits["scout", "a", 2] is None
+    assert limits["cumulative", "d", 1] is None
+    row = scoreboard(records).rows[2]
+    assert (row.status, round(row.tried or 0, 3)) == ("not_carried", 0.067)
+    assert status_words(row) == "not carried: 0.07x"
+
+
+def without_tries(records: list[Record]) -> Scoreboard:
+    return scoreboard([r for r in records if r.kind != "scout"])
+
+
+def test_no_figure_of_a_measured_rung_comes_from_trying_it(ladder: Ladder) -> None:
+    noise = random.Random(0)
+    records = climb(
+        ladder, lambda task: process(ladder, task, SPEEDS[task.rung.name] * noise.uniform(0.98, 1.02))
+    )
+    shown = {row.rung: row for row in scoreboard(records).rows if row.tps}
+    alone = {row.rung: row for row in without_tries(records).rows}
+    assert shown == alone
+    assert scoreboard(records).rounds == 3
+
+
+@pytest.mark.slow
+def test_choosing_does_not_flatter_what_was_chosen(ladder: Ladder) -> None:
+    """With no true effect at all, the last carried rung's speed-up covers 1 in 95 % of ladders."""
+    noise, tops, covered = random.Random(1), 0, 0
+    while tops < 400:
+        records = climb(ladder, lambda task: process(ladder, task, 100.0 * noise.lognormvariate(0, 0.03)))
+        *_, top = [row for row in scoreboard(records).rows if row.tps]
+        if top.index and top.speedup:
+            assert top.speedup.low is not None
+            assert top.speedup.high is not None
+            tops, covered = tops + 1, covered + (top.speedup.low <= 1 <= top.speedup.high)
+    assert 0.92 < covered / tops < 0.98
+
+
+@pytest.mark.parametrize("held", range(16))
+def test_a_run_that_ended_anywhere_goes_on_with_what_is_missing(ladder: Ladder, held: int) -> None:
+    whole = of_speeds(ladder, SPEEDS)
+    source, records = Climb(ladder, ladder.rungs), whole[:held]
+    source.resume(records)
+    for task in source.tasks(records, lambda _: None):
+        records.append(source.judged(process(ladder, task, SPEEDS[task.rung.name])))
+        source.ended(records[-1])
+    assert {r.key for r in whole} <= {r.key for r in records}
+    assert len({r.key for r in records}) == len(records)
+
+
+def test_an_interrupted_try_is_made_again(ladder: Ladder) -> None:
+    interrupted = process(
+        ladder,
+        Task(kind="scout", rung=ladder.rungs[0], repetition=1),
+        1.0,
+        status="interrupted",
+        measurement=None,
+    )
+    source = Climb(ladder, ladder.rungs)
+    source.resume([source.judged(interrupted)])
+    task = next(source.tasks([interrupted], lambda _: None))
+    assert (task.kind, task.rung.name, task.repetition) == ("scout", "a", 1)
+
+
+def test_retry_in_a_ladder_that_always_carries_is_refused(write_ladder) -> None:
+    with pytest.raises(LadderError, match=r"rung 'b': retry needs protocol.carry: if_faster"):
+        load(write_ladder(RETRY))
+
+
+def test_an_unknown_value_of_carry_is_refused(write_ladder) -> None:
+    with pytest.raises(LadderError, match="carry"):
+        load(write_ladder(FOUR, carry="sometimes"))
