@@ -36,8 +36,8 @@ class Options:
     """Folder that keeps compiled code after the run; None to drop it."""
     minutes: float | None = None
     """Time for the run, into which its rounds are fitted; None for as many as the ladder asks for."""
-    one_round: bool = False
-    """Whether one round is measured even where that takes far longer than `minutes`."""
+    patience: float = 1.0
+    """How many times `minutes` the rounds may take that an interval needs; above 1 one round always runs."""
     place: Place | None = None
     """Place among several nodes; None if there is one."""
 

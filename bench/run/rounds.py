@@ -40,15 +40,22 @@ class Rounds(Schedule):
     """A ladder's tasks, in rounds until there are enough, or until there is no time for another.
 
     seconds: for all, from now on; one round is taken in any case. None: as the ladder's protocol has it.
+    patience: how many times `seconds` the first LEAST_ROUNDS rounds may take, without which nothing is sure.
     """
 
     cut: Cut | None = None
 
     def __init__(
-        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, seconds: float | None = None
+        self,
+        ladder: Ladder,
+        rungs: Sequence[Rung],
+        ablate: bool = False,
+        seconds: float | None = None,
+        patience: float = 1.0,
     ) -> None:
         super().__init__(ladder, rungs, ablate)
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        begun = time.monotonic()
+        self._ends = None if seconds is None else (begun + seconds, begun + patience * seconds)
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """Yield all tasks; the runner appends to `records` meanwhile."""
@@ -61,9 +68,9 @@ class Rounds(Schedule):
     def _is_last(self, repetition: int, records: list[Record], note: Callable[[str], None]) -> bool:
         """Whether no round follows this one. Only widths decide, and time: by values it would be biased."""
         until = self.ladder.protocol.until
-        if self._deadline is not None:
+        if self._ends is not None:
             next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
-            left = self._deadline - time.monotonic()
+            left = self._ends[repetition < LEAST_ROUNDS] - time.monotonic()
             most = MOST_ROUNDS_UNTIL if until is not None else self.ladder.protocol.repeats
             narrow = until is not None and repetition >= LEAST_ROUNDS
             if repetition >= most or (narrow and narrow_enough(ratios(scoreboard(records)), until or 0.0)):
@@ -91,9 +98,14 @@ class Climb:
     """
 
     def __init__(
-        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, seconds: float | None = None
+        self,
+        ladder: Ladder,
+        rungs: Sequence[Rung],
+        ablate: bool = False,
+        seconds: float | None = None,
+        patience: float = 1.0,
     ) -> None:
-        self._ladder, self._ablate = ladder, ablate
+        self._ladder, self._ablate, self._patience = ladder, ablate, patience
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._own = [rung for rung in rungs if not rung.external]
         self._chosen = {rung.name for rung in rungs}
@@ -206,4 +218,4 @@ class Climb:
         kept = listed([rung.name for rung in rungs[1:] if not rung.external])
         note(f"carried: {kept}" if kept else "carried: nothing, for no change makes training faster here")
         left = None if self._deadline is None else self._deadline - time.monotonic()
-        return Rounds(ladder, rungs, self._ablate, left)
+        return Rounds(ladder, rungs, self._ablate, left, self._patience)

@@ -88,6 +88,7 @@ def run(
         rungs,
         options.ablate,
         seconds=60 * options.minutes if options.minutes else None,
+        patience=options.patience,
     )
     schedule = source()
     if other := ladder.written_for_another(machine.chip):
@@ -113,7 +114,10 @@ def run(
     records: list[Record] = []
     interrupted, error = False, None
     lost: Record | None = None
-    told, ends = False, time.monotonic() + 60 * options.minutes if options.minutes else None
+    told, ends = (
+        False,
+        time.monotonic() + 60 * options.minutes * options.patience if options.minutes else None,
+    )
     with (
         stoppable() as stop,
         reserved(path),
@@ -162,7 +166,7 @@ def run(
                 interrupted = record.status == "interrupted"
                 if not told and options.minutes and not interrupted:
                     told = True
-                    _check_minutes(options.minutes, schedule, watcher, one_round=options.one_round)
+                    _check_minutes(options.minutes, schedule, watcher, options.patience)
             if schedule.cut:  # the file must say that the run is incomplete
                 records.append(executor.not_begun(schedule.cut))
                 append(path, records[-1])
@@ -177,17 +181,17 @@ def run(
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
 
 
-def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, *, one_round: bool) -> None:
+def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, patience: float) -> None:
     """Say where one round takes far longer than there is time, by the first process.
 
-    Raises BenchError unless one round is measured all the same.
+    Raises BenchError unless one round is always run (see Options.patience).
     """
     needed = schedule.seconds_left(1, 1)
     if needed is None or needed < FAR_TOO_LONG * 60 * minutes:
         return
     what = f"--minutes {minutes:g}: one window of each rung takes about {duration(needed)} here"
-    if one_round:
-        watcher.note(f"{what}; this one round is measured all the same")
+    if patience > 1:
+        watcher.note(f"{what}; that is measured all the same")
         return
     raise BenchError(
         f"{what}; give as much, or fewer rungs with --rungs (the first record is kept, and --resume goes on)"

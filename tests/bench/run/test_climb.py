@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from samples import measurement, record
+from processes import process
 
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import Scoreboard, scoreboard
@@ -25,26 +25,6 @@ FOUR = (
     "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}, "
     "{name: d, set: {vocab_multiple: 64}}]"
 )
-
-
-def process(ladder: Ladder, task: Task, tps: float, **changes: Any) -> Record:
-    """The record of a task that ran at this speed; one that is too slow ends itself."""
-    too_slow = task.stop_below is not None and tps < task.stop_below
-    facts = {
-        "kind": task.kind,
-        "ladder": ladder.name,
-        "ladder_hash": ladder.hash,
-        "protocol": asdict(ladder.protocol),
-        "workload": asdict(ladder.workload),
-        "toggles": task.rung.toggles,
-        "changed": task.rung.changed,
-        "expect": task.rung.expect,
-        "measurement": measurement(tps, tokens_per_step=task.rung.toggles.tokens_per_step(32)),
-        **({"status": "too_slow", "first_tokens_per_second": tps, "measurement": None} if too_slow else {}),
-        **({"status": "unsupported", "error": task.refused, "measurement": None} if task.refused else {}),
-        **changes,
-    }
-    return record(task.rung.name, task.rung.index, task.repetition, **facts)
 
 
 def climb(ladder: Ladder, run: Callable[[Task], Record], *, rungs: tuple[str, ...] = ()) -> list[Record]:

@@ -1,0 +1,90 @@
+"""A run that is given its time: as many rounds as fit, and what is said where one does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from processes import process
+from runs import GOOD, Silent, instead_of_workers
+
+from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
+from bench.ladder.ladder import Ladder, load
+from bench.records.record import Record, read
+from bench.run import rounds, runner
+from bench.run.command import Options
+from bench.run.rounds import Climb, Rounds
+
+pytestmark = pytest.mark.usefixtures("quick_start")
+TWO = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time that passes only where a test says so."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+def rounds_taken(source: Rounds | Climb, ladder: Ladder, clock: SimpleNamespace, tps: float = 100.0) -> int:
+    """How many rounds a source takes whose processes last ten seconds each."""
+    records: list[Record] = []
+    for task in source.tasks(records, lambda _: None):
+        clock.now += 10.0
+        records.append(source.judged(process(ladder, task, tps)))
+        source.ended(records[-1], 10.0)
+    return max(record.repetition for record in records if record.kind == "cumulative")
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(5, 1), (79, 1), (80, 2), (119, 2), (120, 3), (1000, 5)])
+def test_as_many_rounds_as_fit_are_taken_at_least_one_and_at_most_the_ladders(
+    write_ladder, clock: SimpleNamespace, seconds: float, taken: int
+) -> None:
+    """Four processes a round: two rungs and their controls."""
+    ladder = load(write_ladder(TWO, repeats=5))
+    assert rounds_taken(Rounds(ladder, ladder.rungs, seconds=seconds), ladder, clock) == taken
+
+
+def test_rounds_that_an_interval_needs_may_take_longer_with_patience(write_ladder, clock) -> None:
+    ladder = load(write_ladder(TWO, repeats=5))
+    source = Rounds(ladder, ladder.rungs, seconds=45, patience=3.0)
+    assert rounds_taken(source, ladder, clock) == 3
+
+
+def test_of_a_run_until_a_width_three_rounds_are_enough_if_it_is_narrow_and_twenty_the_most(
+    write_ladder, clock
+) -> None:
+    ladder = load(write_ladder(TWO, until=0.05))
+    assert rounds_taken(Rounds(ladder, ladder.rungs, seconds=9999), ladder, clock) == 3
+
+
+def test_trying_the_rungs_counts(write_ladder, clock: SimpleNamespace) -> None:
+    """Three tries, then rounds of two processes: the first rung alone is carried."""
+    ladder = load(write_ladder(TWO, repeats=5, carry="if_faster"))
+    assert rounds_taken(Climb(ladder, ladder.rungs, seconds=30 + 45), ladder, clock) == 2
+
+
+def test_a_run_that_took_what_fitted_is_complete(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead_of_workers(monkeypatch, GOOD)
+    ladder = load(write_ladder(TWO, repeats=9, timeout_seconds=60))
+    result = runner.run(ladder, Options(out=tmp_path, minutes=0.001, patience=2.0), Silent())
+    assert [record.protocol["repeats"] for record in result.records] == [1, 1, 1, 1]
+    assert not scoreboard(result.records).interrupted
+
+
+def test_far_too_little_time_is_refused_with_what_is_needed_and_the_first_record_kept(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead_of_workers(monkeypatch, GOOD)
+    ladder = load(write_ladder(TWO, repeats=9))
+    with pytest.raises(
+        BenchError, match=r"^--minutes 0\.0001: one window of each rung takes about .* here; give"
+    ):
+        runner.run(ladder, Options(out=tmp_path, minutes=0.0001), Silent())
+    (file,) = tmp_path.rglob("*.jsonl")
+    assert [record.rung for record in read(file)[0]] == ["a"]
