@@ -8,7 +8,7 @@ AGAINST := --baseline results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline
 OUT := reports
 
 bench: .venv/.ready
-	$(BIN)/bench run ladders/smoke.yaml
+	$(BIN)/bench quick
 
 test: .venv/.ready-test
 	$(BIN)/ruff check .
