@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -27,6 +27,8 @@ class Task:
     """Tokens/s below which its first steps end it, as it is being tried only; None for no limit."""
     refused: str | None = None
     """Why there is no such process: its toggles do not fit what was carried."""
+    judge: Callable[[Record], Record] | None = None
+    """Adds to its record what trying the rung found."""
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -271,10 +273,6 @@ class Schedule:
         else:
             return True
         return any((_kind(rung), rung.index) not in self._skipped for rung in users)
-
-    def judged(self, record: Record) -> Record:
-        """Return a record as it is."""
-        return record
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""

@@ -149,7 +149,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
         overrides = (*given, *(f"workload.{each}" for each in what))
         ladder = load(Path(path), overrides)
-        base = ladder.rung(rung) if rung else full_set(ladder.own)[-1]
+        base = ladder.rung(rung) if rung else full_set(ladder.first_tries)[-1]
         if base.external:
             raise LadderError(
                 f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none"

@@ -153,6 +153,11 @@ class Ladder:
         """The rungs that are not external."""
         return tuple(rung for rung in self.rungs if not rung.external)
 
+    @property
+    def first_tries(self) -> tuple[Rung, ...]:
+        """The rungs of ours that are in the file, each once."""
+        return tuple(rung for rung in self.own if not rung.again)
+
     def carrying(self, *, without: Sequence[str], upto: str | None = None) -> Ladder:
         """Return the ladder as if the rungs called `without` were not in it; the others keep their index.
 

@@ -43,6 +43,14 @@ def ladder() -> dict[str, Any]:
                 "enum": ["inert", "out_of_memory"],
                 "description": "An outcome that is the point of the rung.",
             },
+            "retry": {
+                "type": "boolean",
+                "description": "With carry: if_faster, try it once more at the end if it was not carried.",
+            },
+            "best_of": {
+                "type": "string",
+                "description": "A ladder whose best toggles on this machine it starts from.",
+            },
         },
         "required": ["name"],
         "additionalProperties": False,

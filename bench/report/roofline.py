@@ -37,7 +37,7 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
     device: that of the ceiling. board: results of the ladder, where there are any.
     """
     lines = []
-    for rung in ladder.own:
+    for rung in ladder.first_tries:
         limit = bound(ladder.workload, rung.toggles, ceiling)
         if rung.toggles.device != device:
             reason = f"it trains on {rung.toggles.device}, the ceiling is that of {device}"

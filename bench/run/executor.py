@@ -79,7 +79,8 @@ class Executor:
         """
         started = now()
         try:
-            return self._run(task, started)
+            record = self._run(task, started)
+            return task.judge(record) if task.judge else record
         except Exception as error:
             if (outcome := read_outcome(self._out(task))) is None:
                 raise

@@ -31,7 +31,6 @@ class TaskSource(Protocol):
     def planned_rounds(self) -> int: ...
     def resume(self, records: Sequence[Record]) -> None: ...
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]: ...
-    def judged(self, record: Record) -> Record: ...
     def ended(self, record: Record, seconds: float | None = None) -> None: ...
     def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
 
@@ -128,7 +127,7 @@ class Climb:
 
     def resume(self, records: Sequence[Record]) -> None:
         """Go on after these records."""
-        self._tried = [record for record in records if record.scout]
+        self._tried = [record for record in records if record.kind == "scout" and not record.cut_short]
         self._later = [record for record in records if record.kind != "scout"]
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
@@ -139,16 +138,16 @@ class Climb:
             self._rounds.resume(self._later)
         yield from self._rounds.tasks(records, note)
 
-    def judged(self, record: Record) -> Record:
-        """Return the record with what trying its rung found."""
-        if record.kind != "scout" or record.status == "interrupted":
+    def _judged(self, record: Record) -> Record:
+        """Return the record of a try with what it found."""
+        if record.cut_short:
             return record
         return record.model_copy(update={"scout": judge(record, self._tried)})
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome."""
         if record.kind == "scout":
-            self._tried += [record] if record.scout else []
+            self._tried += [record] if not record.cut_short else []
             self._seconds += [seconds] if seconds is not None else []
         elif self._rounds:
             self._rounds.ended(record, seconds)
@@ -196,7 +195,8 @@ class Climb:
     @property
     def _without(self) -> list[str]:
         """Names of the rungs that are tried by now or left out, and not carried."""
-        tried = [record.rung for record in self._tried if record.rung not in self._carried]
+        kept = self._carried | {self._own[0].name}
+        tried = [record.rung for record in self._tried if record.rung not in kept]
         return [*self._left_out, *dict.fromkeys(tried)]
 
     def _try(self, rung: Rung, repetition: int = 1) -> Task:
@@ -208,7 +208,14 @@ class Climb:
             refused = str(error.__cause__ or error)
         m = best.measurement if best and repetition == 1 else None
         limit = FAR_TOO_SLOW * m.tokens_per_second if m and m.tokens_per_second else None
-        return Task(kind="scout", rung=rung, repetition=repetition, stop_below=limit, refused=refused)
+        return Task(
+            kind="scout",
+            rung=rung,
+            repetition=repetition,
+            stop_below=limit,
+            refused=refused,
+            judge=self._judged,
+        )
 
     def _rounds_of_carried(self, note: Callable[[str], None]) -> Rounds:
         """Return the rounds over the rungs that were carried, and the external ones."""

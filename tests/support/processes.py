@@ -30,3 +30,8 @@ def process(ladder: Ladder, task: Task, tps: float, **changes: Any) -> Record:
         **changes,
     }
     return record(task.rung.name, task.rung.index, task.repetition, **facts)
+
+
+def judged(task: Task, record: Record) -> Record:
+    """The record as a run keeps it."""
+    return task.judge(record) if task.judge else record

@@ -95,17 +95,19 @@ def calls_until_kept(
             sys.settrace(before)
 
 
+@pytest.mark.parametrize("carry", ["always", "if_faster"])
 def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
-    write_ladder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    carry: str, write_ladder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder = write_ladder("[{name: a}]")
+    ladder = write_ladder("[{name: a}]", carry=carry)
     _, functions = calls_until_kept(ladder, tmp_path / "sound", None, monkeypatch)
     assert {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"} <= set(
         functions
     )
     for number, name in enumerate(functions):
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
-        (record,) = read(ended.path)[0]
+        record = read(ended.path)[0][0]
+        assert record.kind == ("scout" if carry == "if_faster" else "cumulative")
         assert record.measurement == MEASURED, name
         assert record.status == "ok", name
         assert any(f"Sabotage: {name}" in warning for warning in record.warnings), name

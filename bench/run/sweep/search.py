@@ -66,10 +66,6 @@ class Search:
                 self._index[record.toggles.as_toggles] = record.rung_index
         self._resumed = bool(records)
 
-    def judged(self, record: Record) -> Record:
-        """Return a record as it is."""
-        return record
-
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note how a process ended, on which later tasks depend."""
         if not record.cut_short:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from processes import process
+from processes import judged, process
 
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import Scoreboard, scoreboard
@@ -31,7 +31,7 @@ def climb(ladder: Ladder, run: Callable[[Task], Record], *, rungs: tuple[str, ..
     """Records of a whole run, whose processes are made up by `run`."""
     source, records = Climb(ladder, ladder.chosen(rungs)), list[Record]()
     for task in source.tasks(records, lambda _: None):
-        records.append(source.judged(run(task)))
+        records.append(judged(task, run(task)))
         source.ended(records[-1], 1.0)
     return records
 
@@ -244,7 +244,7 @@ def test_a_run_that_ended_anywhere_goes_on_with_what_is_missing(ladder: Ladder, 
     source, records = Climb(ladder, ladder.rungs), whole[:held]
     source.resume(records)
     for task in source.tasks(records, lambda _: None):
-        records.append(source.judged(process(ladder, task, SPEEDS[task.rung.name])))
+        records.append(judged(task, process(ladder, task, SPEEDS[task.rung.name])))
         source.ended(records[-1])
     assert {r.key for r in whole} <= {r.key for r in records}
     assert len({r.key for r in records}) == len(records)
@@ -259,7 +259,7 @@ def test_an_interrupted_try_is_made_again(ladder: Ladder) -> None:
         measurement=None,
     )
     source = Climb(ladder, ladder.rungs)
-    source.resume([source.judged(interrupted)])
+    source.resume([interrupted])
     task = next(source.tasks([interrupted], lambda _: None))
     assert (task.kind, task.rung.name, task.repetition) == ("scout", "a", 1)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from processes import process
+from processes import judged, process
 from runs import GOOD, Silent, instead_of_workers
 
 from bench.analysis.scoreboard import scoreboard
@@ -34,7 +34,7 @@ def rounds_taken(source: Rounds | Climb, ladder: Ladder, clock: SimpleNamespace,
     records: list[Record] = []
     for task in source.tasks(records, lambda _: None):
         clock.now += 10.0
-        records.append(source.judged(process(ladder, task, tps)))
+        records.append(judged(task, process(ladder, task, tps)))
         source.ended(records[-1], 10.0)
     return max(record.repetition for record in records if record.kind == "cumulative")
 
