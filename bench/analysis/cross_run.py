@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.analysis.compare import RANKED
-from bench.analysis.row import Row, find_peaks, status_of
+from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import first_tps_by_round, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
@@ -77,7 +77,7 @@ class RungView:
     @property
     def peak(self) -> float | None:
         """Dense bfloat16 FLOP/s of one device, the denominator of the rung's MFU."""
-        return find_peaks(self.board.records).get((self.row.toggles.device, "bf16"))
+        return self.board.peaks.get((self.row.toggles.device, "bf16"))
 
     @property
     def derived_peak(self) -> bool:

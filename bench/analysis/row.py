@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.analysis.claim_checks import caveats_of, check_claims
@@ -73,16 +73,34 @@ Peaks = Mapping[tuple[str, str | None], float]
 """FLOP/s of one device, by kind of device and number format; by "bf16" the denominator of MFU."""
 
 
-def find_peaks(records: Sequence[Record]) -> Peaks:
-    """One peak for the whole ladder: one derived from the clock could differ from process to process."""
+def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks:
+    """One peak for the whole ladder: one derived from the clock could differ from process to process.
+
+    beaten: kinds of device whose derived peaks a matmul measured here has beaten, so that they are wrong.
+    """
     peaks: dict[tuple[str, str | None], float] = {}
     for record in records:
         if m := record.measurement:
             device = toggles_of([record]).device
+            if device in beaten and m.peak_flops_kind == "derived":
+                continue
             for key, peak in (("bf16", m.peak_flops_bf16), (m.product_format, m.peak_flops_dtype)):
                 if peak is not None:
                     peaks.setdefault((device, key), peak)
     return peaks
+
+
+def beaten_peaks(records: Sequence[Record], ceilings: Mapping[str, RunCeiling]) -> dict[str, float]:
+    """By kind of device whose derived peak is below the rate of a matmul measured there, that rate."""
+    peaks, beaten = find_peaks(records), {}
+    for device, ceiling in ceilings.items():
+        for measured_here in ceiling.measured:
+            for product in measured_here.matmuls:
+                key = "bf16" if product.number_format == "bfloat16" else product.number_format
+                peak = peaks.get((device, key))
+                if peak is not None and product.flops_per_second > peak:
+                    beaten[device] = max(product.flops_per_second, beaten.get(device, 0.0))
+    return beaten
 
 
 def _share(flops_per_token: int | None, tps: float | None, peak: float | None) -> float | None:

@@ -198,7 +198,7 @@ class Schedule:
             self._every_round += _ablation(self.ladder)
         protocol = self.ladder.protocol
         if protocol.repeats > 1 or protocol.until is not None:
-            self._every_round += self._controls
+            self._every_round += self._controls[-1:] if protocol.control == "last" else self._controls
         self._first_round: list[tuple[Kind, Rung]] = []
         first = self.rungs[0]
         # The first rung is the reference of steps of its size, unless it trains on several ranks itself.

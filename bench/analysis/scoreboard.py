@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.analysis.row import Row, RunCeiling, find_ceilings, find_peaks, row_of
+from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
 from bench.analysis.run_records import (
     Run,
     by_rung,
@@ -45,6 +45,10 @@ class Scoreboard:
     """The noise floor, a relative difference, by the noisier control; None without a control."""
     ceilings: dict[str, RunCeiling]
     """Measured ceilings by kind of device."""
+    peaks: Peaks
+    """What MFU is over."""
+    beaten: dict[str, float]
+    """By kind of device whose derived peak was beaten here, and so is not used, the FLOP/s that did so."""
     loss_step: int | None
     """Step whose loss is shown, counted from 1: the largest of LOSS_STEPS that all measured rungs have."""
     environment: Environment
@@ -193,7 +197,8 @@ def scoreboard(
     floors = [floor for ratio in (control, last_control) if (floor := noise_floor(ratio)) is not None]
     delta = max(floors, default=None)
     ceilings = find_ceilings([*records, *elsewhere])
-    peaks = find_peaks(records)
+    beaten = beaten_peaks(records, ceilings)
+    peaks = find_peaks(records, beaten)
     rows: list[Row] = []
     for rung in rungs:
         rows.append(
@@ -216,6 +221,8 @@ def scoreboard(
         last_control=last_control,
         delta=delta,
         ceilings=ceilings,
+        peaks=peaks,
+        beaten=beaten,
         loss_step=loss_step,
         environment=rungs[-1][-1].environment,
         rounds=max(

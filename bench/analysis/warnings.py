@@ -35,6 +35,9 @@ def warnings(board: Scoreboard) -> list[str]:
         )
     lines += beyond_peak(board)
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
+    for device, rate in board.beaten.items():
+        told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
+        lines.append(f"{told}, so its clock or units are others than it tells, and there is no MFU")
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
             lines.append(f"the measured ceiling of this {device} drifted within the run; its share is rough")

@@ -112,7 +112,7 @@ def roofline(
     ceiling, machine, lines, source = record.ceiling, record.environment.machine, [], ""
     if loaded:
         board, source = measured(loaded, results, machine)
-        lines = ladder_lines(loaded, str(record.toggles.all["device"]), ceiling, board)
+        lines = ladder_lines(loaded, record.toggles.as_toggles.device, ceiling, board)
     chip = lookup(ceiling.chip)
     peak = chip.peak(ceiling.best.number_format) if chip else None
     title = f"{loaded.name} on {machine}" if loaded else ""

@@ -10,7 +10,13 @@ import psutil
 from bench.format import GIB
 from bench.host import telemetry as machine
 from bench.records.machine import GpuState, State
-from gpt2.hardware.host import missing_allocator, missing_compiler, replacement_temp_folder, usable_cores
+from gpt2.hardware.host import (
+    missing_allocator,
+    missing_compiler,
+    replacement_temp_folder,
+    total_memory,
+    usable_cores,
+)
 
 OTHER_CORES = 0.25
 """Cores kept busy by other processes above which they do harm.
@@ -161,7 +167,7 @@ def steal(cores: float | None, busy: int) -> Finding:
 def memory(available: int, needed: int | None, root: Path) -> Finding:
     limit = machine.memory_limit(root)
     value = f"{available / GIB:.1f} of {limit / GIB:.1f} GiB available"
-    if limit < psutil.virtual_memory().total:
+    if limit < total_memory():
         value += " (a control group's limit)"
     if needed is None:
         return Finding(name="memory", value=value)

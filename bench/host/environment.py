@@ -14,7 +14,7 @@ import torch
 from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, variables
 from bench.records.machine import Environment
 from gpt2.device import Cpu, Device
-from gpt2.hardware.host import cpuinfo, flags, identity, usable_cores
+from gpt2.hardware.host import cpuinfo, flags, identity, total_memory, usable_cores
 from gpt2.provenance import code_hash, git_state
 
 
@@ -32,7 +32,7 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         cpu_flags=cpu_flags(),
         cpu_mhz=highest_cpu_mhz(),
         cpu_identity=identity(cpuinfo(SYSTEM)),
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=total_memory(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,

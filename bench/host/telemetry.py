@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from bench.records.machine import GpuState, State
-from gpt2.hardware.host import clocks_mhz, flags
+from gpt2.hardware.host import clocks_mhz, flags, free_memory, total_memory
 
 SYSTEM = Path("/")
 PRELOAD = "LD_PRELOAD"
@@ -148,14 +148,17 @@ class CpuTimes:
     """Seconds of CPU time so far, on the CPUs that this process may use."""
 
     clock: float
-    busy: float
+    busy: float | None
+    """None where the system does not tell."""
     own: float
     """Time of this process, and of children that it has waited for."""
     stolen: float | None
     """Time in which a virtual CPU was ready to run and its host ran something else; None if unknown."""
 
-    def other_cores_since(self, earlier: CpuTimes) -> float:
-        """Return the mean number of cores kept busy by other processes."""
+    def other_cores_since(self, earlier: CpuTimes) -> float | None:
+        """Return the mean number of cores kept busy by other processes; None if unknown."""
+        if self.busy is None or earlier.busy is None:
+            return None
         busy = (self.busy - earlier.busy) - (self.own - earlier.own)
         return max(0.0, busy / (self.clock - earlier.clock))
 
@@ -177,13 +180,21 @@ def cpu_times(root: Path = SYSTEM) -> CpuTimes:
         busy = sum(sum(c[:3]) + sum(c[5:7]) for c in counts) / tick
         stolen = sum(sum(c[7:8]) for c in counts) / tick
     else:
-        times = psutil.cpu_times()
-        busy = times.user + times.system + getattr(times, "nice", 0.0)
+        busy = _busy_seconds()
     return CpuTimes(clock=clock, busy=busy, own=own, stolen=stolen)
 
 
-def other_cores(seconds: float = 0.25) -> float:
-    """Return the cores that other processes keep busy, sampled while this process sleeps.
+def _busy_seconds() -> float | None:
+    """Return the busy time of all CPUs; None where the system does not tell."""
+    try:
+        times = psutil.cpu_times()
+    except (OSError, ValueError, IndexError):  # /proc/stat is missing, forbidden or empty
+        return None
+    return times.user + times.system + getattr(times, "nice", 0.0)
+
+
+def other_cores(seconds: float = 0.25) -> float | None:
+    """Return the cores that other processes keep busy, sampled while this process sleeps; None if unknown.
 
     The load average still includes a run's own previous process for minutes after its end.
     """
@@ -233,13 +244,13 @@ def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
 
 def memory_limit(root: Path = SYSTEM) -> int:
     """Return the most bytes that this process may have, by the machine and its control groups."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_groups(root))])
+    return min([total_memory(), *(limit for limit, _ in _memory_groups(root))])
 
 
 def memory_available(root: Path = SYSTEM) -> int:
     """Return the bytes available now without swapping, by the machine and its control groups."""
     left = [max(0, limit - used) for limit, used in _memory_groups(root)]
-    return min([psutil.virtual_memory().available, *left])
+    return min([free_memory(), *left])
 
 
 # --- NVIDIA GPUs

@@ -55,6 +55,8 @@ class Protocol:
     """Number of losses: in the first round a rung trains on untimed until it has these."""
     ceiling_seconds: float = 0.3
     """Time for each matmul of the measured ceiling; 0 leaves the ceiling out."""
+    control: Literal["first_and_last", "last"] = "first_and_last"
+    """Rungs that run again in each round, by which the noise is known; the last alone where time is short."""
     carry: Literal["always", "if_faster"] = "always"
     """Whether a rung keeps the changes of all rungs above it, or of those that made this machine faster.
 
@@ -300,8 +302,9 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
     toggles = Toggles()
     for index, rung in enumerate(file.rungs):
         where = f"{file.path}: rung {rung.name!r}"
-        if not rung.name.strip() or "," in rung.name or len(rung.name) > LONGEST_NAME:
-            what = f"some text of at most {LONGEST_NAME} characters, without a comma"
+        name = rung.name.strip()
+        if not name or "," in name or name.startswith("-") or len(rung.name) > LONGEST_NAME:
+            what = f"some text of at most {LONGEST_NAME} characters, without a comma or a dash in front"
             raise LadderError(f"{where}: a rung's name is {what}")
         if rung.name in names:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")

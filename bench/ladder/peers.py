@@ -94,8 +94,8 @@ def _first_group(pattern: str | None, text: str) -> str | None:
     return match.group(1) if match else None
 
 
-NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)(?![\d.]|,\d)"
-"""A number; 3,0 is none, of which 3 would be taken."""
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)(?!\d|\.\d|,\d)(?<!\.)"
+"""A number, without the full stop of a sentence; 3,0 and 1.2.3 are none, of which a part would be taken."""
 
 
 def _pattern(text: str) -> str:

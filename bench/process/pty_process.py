@@ -225,7 +225,8 @@ class Usage:
         times, own = cpu_times(), self._cpu_seconds()
         if own is not None and self._own is not None and times.clock > self._times.clock:
             own_cores = (own - self._own) / (times.clock - self._times.clock)
-            self.other_cores = max(0.0, times.other_cores_since(self._times) - own_cores)
+            if (others := times.other_cores_since(self._times)) is not None:
+                self.other_cores = max(0.0, others - own_cores)
 
     def _memory(self) -> int | None:
         if self._gpu:

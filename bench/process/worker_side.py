@@ -100,7 +100,7 @@ def compile_cache_filled() -> bool:
 def write(out: Path, outcome: Outcome) -> None:
     """Write an outcome to `out`, replacing the file as a whole."""
     with atomic_write(out, sync=False) as file:
-        file.write(outcome.model_dump_json().encode())
+        file.write(outcome.as_json().encode())
 
 
 def cause(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,23 @@ class Plain(BaseModel):
 
     # A field that comes later needs a default of None or empty, so that older files stay readable.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", populate_by_name=True)
+
+    def as_json(self) -> str:
+        """Return it as JSON on one line; bytes of a name that are no UTF-8 become U+FFFD."""
+        try:
+            return self.model_dump_json(by_alias=True)
+        except ValueError:  # pydantic's, of a text with half a character
+            plain = _in_utf8(self.model_dump(by_alias=True))
+            return type(self).model_validate(plain).model_dump_json(by_alias=True)
+
+
+def _in_utf8(value: Any) -> Any:
+    """Replace, in all texts, what stands for a byte that is no UTF-8, as Python reads names and variables."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if isinstance(value, dict):
+        return {_in_utf8(key): _in_utf8(each) for key, each in value.items()}
+    return [_in_utf8(each) for each in value] if isinstance(value, list) else value
 
 
 class Environment(Plain):

@@ -294,7 +294,7 @@ def append(path: Path, record: Record) -> None:
 
     Raises OSError, as for a full disk, and then leaves the file as it was.
     """
-    line = memoryview((record.model_dump_json(by_alias=True) + "\n").encode())
+    line = memoryview((record.as_json() + "\n").encode())
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:

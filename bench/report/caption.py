@@ -233,7 +233,7 @@ def _mfu(board: Scoreboard) -> list[str]:
 def _whose_peak(board: Scoreboard) -> str:
     """What the peaks that add up belong to."""
     first = next(record for record in board.records if record.measurement)
-    if first.toggles.all["device"] == HOST or first.environment.xla_on_cpu:
+    if first.toggles.as_toggles.device == HOST or first.environment.xla_on_cpu:
         return "each node's CPU's" if board.environment.nodes else "the CPU's"  # however many ranks share it
     return "each device's"
 

@@ -159,7 +159,8 @@ class LongRun:
 
 def loss_of(event: Event) -> float:
     """Loss of an event; NaN where a file, which is JSON, has null."""
-    return math.nan if event.values["loss"] is None else event.values["loss"]
+    loss = event.values.get("loss")
+    return math.nan if loss is None else loss
 
 
 def load(folders: Sequence[Path]) -> list[LongRun]:
@@ -173,14 +174,16 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
             _check(events, folder / "metrics.jsonl")
             PRESETS[config["workload"]["model"]]
             name, _ = str(config["name"]), int(config["steps"])
+            run = LongRun(name=name, folder=folder, run=config, events=events)
+            run.products  # noqa: B018, which its toggles must have
         except MetricsError as error:
             raise RecordError(str(error)) from None
         except OSError as error:
             missing = f"{error.strerror}: {error.filename}"
             raise RecordError(f"{folder} holds no run of gpt2 train ({missing})") from None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
-        runs.append(LongRun(name=name, folder=folder, run=config, events=events))
+        runs.append(run)
     return told_apart(runs)
 
 

@@ -106,11 +106,14 @@ TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
 """Host in torchrun's report of a failure."""
 
 
-def anonymous(text: str) -> str:
-    """Replace this host's name and the user's folders, because results are shared."""
+def anonymous(text: str, *, command: bool = False) -> str:
+    """Replace this host's name and the user's folders, because results are shared.
+
+    command: whether it is a command, which names no host, and of which no word may be taken for one.
+    """
     text = TORCHRUNS_HOST.sub(r"\1HOST", text)
     host = socket.gethostname()
-    if host not in ("", "localhost"):
+    if host not in ("", "localhost") and not command:
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
     for folder, name in ((str(Path.cwd()), "."), (os.path.expanduser("~"), "~")):
         text = text.replace(folder, name) if len(folder) > 1 else text

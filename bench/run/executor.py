@@ -167,7 +167,9 @@ class Executor:
             memory_bytes=None if task.is_ceiling else self._memory_bytes(task, nodes),
         )
         other_work = other_work_cores(
-            max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
+            max(
+                filter(None, (others, outcome.measurement and outcome.measurement.other_cores)), default=None
+            ),
             device=device,
             threads=threads(toggles, nodes),
             ranks=ranks,
@@ -293,7 +295,7 @@ class Executor:
         if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
             places[str(self.ladder.path)] = "LADDER"
         words = ["python", SAFE_PATH, *self._command(task, part), "--out", "m.json"]
-        return anonymous(shlex.join(places.get(word, word) for word in words))
+        return anonymous(shlex.join(places.get(word, word) for word in words), command=True)
 
 
 def _external(task: Task, outcome: Outcome) -> External | None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from bench.host.standstill import Instant, Pulse, standstills
-from bench.host.telemetry import cpu_times
+from bench.host.telemetry import CpuTimes, cpu_times
 from bench.ladder.ladder import LEAST_BLOCKS, Protocol
 from bench.process.worker_side import TooSlow
 from gpt2.device import ChipUse, Device, PeakMemory
@@ -63,6 +63,12 @@ class CpuUse:
     own_seconds: float
 
 
+def _cpu_use(before: CpuTimes, after: CpuTimes) -> CpuUse | None:
+    if before.busy is None or after.busy is None:
+        return None
+    return CpuUse(after.clock - before.clock, after.busy - before.busy, after.own - before.own)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """What one rank measured; see the fields of bench.records.measurement.Measurement."""
@@ -85,7 +91,7 @@ class Window:
     gc_seconds: float = 0.0
     energy_joules: float | None = None
     cpu: CpuUse | None = None
-    """CPU time within the window; None if nothing was timed."""
+    """CPU time within the window; None if nothing was timed, or the system does not tell."""
     programs_per_step: float | None = None
     host_reads: int | None = None
     chips: tuple[list[ChipUse], list[ChipUse]] | None = None
@@ -144,9 +150,10 @@ def measure(
         step_seconds = pull(1)[0].seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
         warmed = 0.0 if compiling else warmed + step_seconds  # a device idles during compilation
-        tps = history[-1].tokens / agree(step_seconds)
-        if stop_below is not None and not compiling and tps < stop_below:
-            raise TooSlow(tps)
+        if stop_below is not None and not compiling:
+            tps = history[-1].tokens / agree(step_seconds)
+            if tps < stop_below:
+                raise TooSlow(tps)
     # Leave blocks untimed: clocks settle, and the duration of one step is too noisy to size blocks by.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:
@@ -193,7 +200,7 @@ def measure(
             gc_collections=collections.count,
             gc_seconds=collections.seconds,
             energy_joules=spent - energy if spent is not None and energy is not None else None,
-            cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
+            cpu=_cpu_use(cpu, used),
             programs_per_step=(
                 (launched_after.programs - launched.programs) / timed if launched_after and launched else None
             ),

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
+from pydantic import Field
 
 from bench.analysis.schedule import Schedule
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import how_it_ended, tail
-from bench.records.machine import Environment
+from bench.records.machine import Environment, Plain
 from gpt2.config.toggles import HOST, Toggles
 from gpt2.training.reexec import own_variables, python
 from gpt2.training.stages import environment
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from gpt2.device import Device
 
 
-class ProbeResult(BaseModel):
+class ProbeResult(Plain):
     """Facts about the machine and the memory of a ladder's rungs."""
 
     environment: Environment
     """Environment of a process on the last rung's device or, if that is missing, on the last available."""
     memory_bytes: dict[str, int]
     """By Task.name, estimated memory of all ranks of a rung on a CPU."""
-    missing: dict[str, str] = {}
+    missing: dict[str, str] = Field(default_factory=dict)
     """By kind of device that this machine lacks, the reason."""
 
 
@@ -80,7 +80,7 @@ def main() -> None:
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
-    print(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).model_dump_json())
+    print(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).as_json())
 
 
 def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:

@@ -108,6 +108,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     """Return, for each toggle in use, the values that it requires of other toggles."""
     bfloat16 = {"autocast": "bfloat16"}
     found: dict[str, dict[str, str]] = {}
+    if toggles.products == "onednn":  # which has bfloat16's anyway
+        found["products"] = {"autocast": "float32"}
     if toggles.residual == "bfloat16":
         found["residual"] = bfloat16
     if toggles.float8 != "none":

@@ -247,11 +247,13 @@ class Toggles:
         "LayerNorm by torch, compiled if the model is, or by the kernels of Liger Kernel or QuACK.",
         only=dict.fromkeys(("liger", "quack"), Only({CUDA}, "it is a kernel for GPUs; choose torch")),
     )
-    products: Literal["whole", "tuned"] = choice(
+    products: Literal["whole", "tuned", "onednn"] = choice(
         "whole",
-        "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their "
-        "shape here.",
-        only={"tuned": Only({HOST}, "only a CPU's library gains by it; choose whole")},
+        "Matrix products each handed over whole, in float32 to oneDNN in place of MKL, or in the fastest way "
+        "for their shape here: whole, shared out by rows or columns, or by oneDNN.",
+        only=dict.fromkeys(
+            ("tuned", "onednn"), Only({HOST}, "only a CPU's library gains by it; choose whole")
+        ),
     )
     bias_gradient: Literal["torch", "triton"] = choice(
         "torch",

@@ -59,13 +59,15 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         "list_type": "a list",
         "dict_type": "a mapping of keys to values",
     }.get(problem, error["msg"])
-    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value)}"
+    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value, wanted)}"
 
 
-def _yaml(value: object) -> str:
+def _yaml(value: object, wanted: str | None = None) -> str:
     """Return a hint about how YAML read a value that looks right to a person."""
     if isinstance(value, bool):
         return "; YAML reads on, off, yes and no as true and false"
+    if wanted == "text" and isinstance(value, int | float) and not isinstance(value, bool):
+        return f"; put it in quotes: '{value}'"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"; write {int(value)}"
     if isinstance(value, str):

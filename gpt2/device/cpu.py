@@ -25,6 +25,7 @@ from gpt2.hardware.host import (
     missing_brgemm,
     missing_compiler,
     named_by,
+    total_memory,
     usable_cores,
 )
 from gpt2.hardware.peaks import Chip
@@ -99,7 +100,7 @@ class Cpu(Device):
         return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
 
     def memory_bytes(self) -> int | None:
-        return psutil.virtual_memory().total
+        return total_memory()
 
 
 def _resident_peak() -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
+from gpt2.hardware.host import total_memory
 
 
 class Mps(Device):
@@ -62,4 +62,4 @@ class Mps(Device):
         return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip
 
     def memory_bytes(self) -> int | None:
-        return psutil.virtual_memory().total  # shared with the CPU
+        return total_memory()  # shared with the CPU

@@ -193,6 +193,22 @@ def cpu_flags() -> frozenset[str]:
     return flags()
 
 
+def total_memory() -> int:
+    """Return the bytes of this machine's memory, also where /proc/meminfo cannot be read."""
+    try:
+        return psutil.virtual_memory().total
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_memory() -> int:
+    """Return the bytes that are available without swapping; without /proc/meminfo those that are unused."""
+    try:
+        return psutil.virtual_memory().available
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_peak(pid: int | Literal["self"] = "self") -> int | None:
     """Return the most bytes that a process has held (VmHWM); None where the system does not tell."""
     return _memory("VmHWM", pid)

@@ -187,23 +187,31 @@ def named(name: str) -> Chip:
     raise ValueError(f"no chip is called {name!r}; {'did you mean' if alike else 'known are'}: {known}")
 
 
-ZEN = {
-    1: {23: (range(0x00, 0x30), range(0x50, 0x60))},
-    4: {25: (range(0x10, 0x20), range(0x60, 0xB0))},
+HALVES = {
+    ("AuthenticAMD", 23): (range(0x00, 0x30), range(0x50, 0x60)),
+    ("AuthenticAMD", 25): (range(0x10, 0x20), range(0x60, 0xB0)),
+    ("AuthenticAMD", 26): (range(0x20, 0x30), range(0x60, 0x70)),
+    ("GenuineIntel", 6): (*(range(0x66, 0x67), range(0x7D, 0x7F), range(0x8C, 0x8E), range(0xA7, 0xA8)),),
 }
-"""AMD's cores with vector units half as wide as their instructions: generation, family, models.
+"""Cores that take their widest instructions in halves, or on one unit of two: vendor, family and models.
 
-Source: Linux, arch/x86/kernel/cpu/amd.c. Generation 1 includes Zen+.
+Zen and Zen+ (AVX2 on 128 bits), Zen 4 and Zen 5 in laptops (AVX-512 on 256 bits), and Cannon, Ice, Tiger and
+Rocket Lake in clients (AVX-512 on one unit). Models by Linux's arch/x86/kernel/cpu/amd.c and
+asm/intel-family.h; widths by AMD's Software Optimization Guides for families 17h, 19h and 1Ah, and by Intel's
+Optimization Reference Manual.
+"""
+FULL_BFLOAT16 = {("AuthenticAMD", 25), ("AuthenticAMD", 26)}
+"""Cores whose AVX-512 BF16 multiplies as often as float32 does: with two products a lane, at twice its rate.
+
+Of Zen 4 measured on a core of family 25, model 17: VDPBF16PS and VFMADD231PS both run 3.2 times a nanosecond
+at 256 bits and 1.6 at 512. Of Zen 5 by AMD's guide, not measured.
 """
 
 
-def _zen(identity: Mapping[str, str]) -> int | None:
-    """Return the generation in ZEN of a core with gpt2.hardware.host.identity() `identity`, or None."""
-    if identity.get("vendor") != "AuthenticAMD":
-        return None
-    family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
-    found = (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ())))
-    return next(found, None)
+def _kind(identity: Mapping[str, str]) -> tuple[tuple[str, int], bool]:
+    """Return vendor and family of a core, and whether it takes its widest instructions in halves."""
+    kind = identity.get("vendor", ""), int(identity.get("family", -1))
+    return kind, any(int(identity.get("model", -1)) in models for models in HALVES.get(kind, ()))
 
 
 def derived_cpu(
@@ -219,22 +227,21 @@ def derived_cpu(
         return None
     # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. asimd and sve give no rate: Arm cores have one
     # to four such units, of a width that the flag does not show.
-    zen = _zen(identity or {})
-    if zen == 4 and "avx512f" in flags:
-        float32, vectors = 2 * 2 * 8, "AVX-512 on two multiply-add units of 256 bits"
-    elif zen == 1 and "avx2" in flags:
-        float32, vectors = 2 * 2 * 4, "AVX2 on two multiply-add units of 128 bits"
-    elif "avx512f" in flags:
-        float32, vectors = 2 * 2 * 16, "AVX-512 with two multiply-add units"
+    kind, halves = _kind(identity or {})
+    if "avx512f" in flags:
+        float32 = 2 * 16 if halves else 2 * 2 * 16
+        one = "AVX-512 with one multiply-add unit"
+        half = one if kind[0] == "GenuineIntel" else "AVX-512 on two multiply-add units of 256 bits"
+        vectors = half if halves else "AVX-512 with two multiply-add units"
     elif "avx2" in flags:
-        float32, vectors = 2 * 2 * 8, "AVX2 with two multiply-add units"
+        float32 = 2 * 2 * 4 if halves and kind == ("AuthenticAMD", 23) else 2 * 2 * 8
+        vectors = f"AVX2 {'with' if float32 == 32 else 'on'} two multiply-add units"
+        vectors += "" if float32 == 32 else " of 128 bits"
     else:
         return None
     if "amx_tile" in flags and "amx_bf16" in flags:
         bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a matmul of 16 x 32 and 32 x 16 every 16 cycles
-    elif zen == 4 and "avx512_bf16" in flags:
-        # Two multiply-adds per lane, and VDPBF16PS runs as often as VFMADD231PS: both 3.2 per nanosecond at
-        # 256 bits and 1.6 at 512, measured on a core of family 25, model 17.
+    elif kind in FULL_BFLOAT16 and "avx512_bf16" in flags:
         bfloat16, tiles = 2 * float32, "AVX-512 BF16 on the same units"
     else:
         bfloat16, tiles = None, ""

@@ -25,7 +25,7 @@ from gpt2.model.brgemm import BrgemmAttention
 from gpt2.model.float8 import int8_multiplication
 from gpt2.model.fused_loss import FusedCrossEntropy
 from gpt2.model.kernel_libraries import cut_cross_entropy, flash4_attention, layer_norm
-from gpt2.model.tuned_linear import TunedLinear
+from gpt2.model.tuned_linear import onednn_linear, tuned_linear
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -52,8 +52,8 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor | BlockMask | No
 
 
 def multiplication(config: GPT2Config) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """Return the function for linear layers: F.linear, or the tuned one that the config asks for."""
-    return TunedLinear.apply if config.products == "tuned" else F.linear
+    """Return the function for linear layers: F.linear, or the one that the config asks for."""
+    return {"whole": F.linear, "tuned": tuned_linear, "onednn": onednn_linear}[config.products]
 
 
 class Linear(nn.Linear):

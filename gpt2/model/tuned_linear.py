@@ -1,8 +1,9 @@
-"""Matmuls on a CPU, each split in the way that was timed as fastest for its shape.
+"""Matmuls on a CPU, each in the way that was timed as fastest for its shape, or all by oneDNN.
 
-torch passes each matmul whole to oneDNN, whose distribution over threads suits some shapes badly: on two
-cores, a matmul of 768 columns leaves one of them idle. Split explicitly by rows or columns of the result,
-both cores work. No sum is split: each element of the result is the same dot product.
+torch passes each matmul whole to a library: bfloat16's to oneDNN, float32's to MKL, which on AMD's processors
+does not use all of their width. oneDNN does, and is asked for here in float32. Neither distributes every
+shape well over the threads: on two cores, a matmul of 768 columns leaves one of them idle. Split explicitly
+by rows or columns of the result, both cores work. No sum is split: each element is the same dot product.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ def chosen() -> dict[str, int]:
     return {name: found.count(name) for name in sorted(set(found))}
 
 
+ONEDNN = "by oneDNN"
+
+
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply with the fastest split for this shape, which is timed when the shape is first met.
+    """Multiply in the fastest way for this shape, which is timed when the shape is first met.
 
     a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
     """
@@ -51,9 +55,11 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     name = _chosen.get(key)
     if name is None:
         name = _chosen[key] = _fastest(a, b, bias)
-    out = a.new_empty(a.size(0), b.size(1))
-    _arranged(name, a, b, bias, out)
-    return out
+    return _arranged(name, a, b, bias)
+
+
+def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(a, b.t(), bias, "none", [], "")
 
 
 def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,11 +67,19 @@ def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 operator("product(Tensor a, Tensor b, Tensor? bias) -> Tensor", _product_shape, CPU=_product)
+operator("onednn_product(Tensor a, Tensor b, Tensor? bias) -> Tensor", _product_shape, CPU=_by_onednn)
+
+
+def _multiplied(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
+    if onednn:
+        return torch.ops.gpt2.onednn_product(a, b, bias)
+    return torch.ops.gpt2.product(a, b, bias)
 
 
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
-    out = a.new_empty(a.size(0), b.size(1))
     names = ["whole", *(f"{side} in {parts}" for side in ("rows", "columns") for parts in _parts())]
+    if a.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # bfloat16's are oneDNN's anyway
+        names.append(ONEDNN)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     begun = time.perf_counter()
     for number in range(ROUNDS):
@@ -73,7 +87,7 @@ def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
             break
         for name in names:
             start = time.perf_counter()
-            _arranged(name, a, b, bias, out)
+            _arranged(name, a, b, bias)
             seconds[name].append(time.perf_counter() - start)
     times = {name: median(each) for name, each in seconds.items()}
     fastest = min(names, key=times.__getitem__)
@@ -85,16 +99,21 @@ def _parts() -> list[int]:
     return [threads, 2 * threads] if threads > 1 else [2, 4]
 
 
-def _arranged(name: str, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _arranged(name: str, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    if name == ONEDNN:
+        return _by_onednn(a, b, bias)
+    out = a.new_empty(a.size(0), b.size(1))
     side, _, parts = name.partition(" in ")
     if side == "whole":
-        return _multiply(a, b, bias, out)
+        _multiply(a, b, bias, out)
+        return out
     size = out.size(0 if side == "rows" else 1)
     for start, end in _cuts(size, int(parts)):
         if side == "rows":
             _multiply(a[start:end], b, bias, out[start:end])
         else:
             _multiply(a, b[:, start:end], None if bias is None else bias[start:end], out[:, start:end])
+    return out
 
 
 def _cuts(size: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -110,27 +129,38 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 class TunedLinear(Function):
-    """A linear layer with tuned matmuls, forward and backward, in autocast's number format if that is on."""
+    """A linear layer with matmuls by gpt2::product or by oneDNN, in autocast's number format where on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, onednn: bool) -> Tensor:
         """Return x @ weight.T + bias. x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
         dtype = product_dtype(x)
         x_cast, weight_cast = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        ctx.onednn = onednn
         flat = x_cast.reshape(-1, x.size(-1))
-        y = torch.ops.gpt2.product(flat, weight_cast.t(), None if bias is None else bias.to(dtype))
+        y = _multiplied(flat, weight_cast.t(), None if bias is None else bias.to(dtype), onednn)
         return y.view(*x.shape[:-1], weight.size(0))
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         """Return the gradients of x, weight and bias, in their shapes and dtypes."""
         (gradient,) = grad_outputs
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes
         flat = gradient.reshape(-1, gradient.size(-1))
-        to_x = torch.ops.gpt2.product(flat, weight, None).view(x.shape).to(of_x)
-        to_weight = torch.ops.gpt2.product(flat.t(), x.reshape(-1, x.size(-1)), None).to(of_weight)
+        to_x = _multiplied(flat, weight, None, ctx.onednn).view(x.shape).to(of_x)
+        to_weight = _multiplied(flat.t(), x.reshape(-1, x.size(-1)), None, ctx.onednn).to(of_weight)
         to_bias = flat.sum(0).to(of_bias) if ctx.needs_input_grad[2] else None
-        return to_x, to_weight, to_bias
+        return to_x, to_weight, to_bias, None
+
+
+def tuned_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return F.linear(x, weight, bias), each matmul in the fastest way for its shape."""
+    return TunedLinear.apply(x, weight, bias, False)
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return F.linear(x, weight, bias), each matmul by oneDNN."""
+    return TunedLinear.apply(x, weight, bias, True)

@@ -106,7 +106,7 @@ class Matmul:
 
 
 FIRST_FACTOR = {
-    **dict.fromkeys(("gpt2::product", "aten::mm", "aten::bmm"), 0),
+    **dict.fromkeys(("gpt2::product", "gpt2::onednn_product", "aten::mm", "aten::bmm"), 0),
     **dict.fromkeys(("aten::addmm", "aten::_addmm_activation", "aten::baddbmm"), 1),
 }
 """Index of the first factor among a matmul op's arguments; an argument before it is the bias."""

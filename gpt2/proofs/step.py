@@ -202,6 +202,9 @@ def bias_gradient(step: StepEvidence) -> Finding:
 
 def products(step: StepEvidence) -> Finding:
     shared = [op for op in step.ops if op.name == "gpt2::product"]
+    if step.toggles.products == "onednn":
+        by_onednn = len(step.named("gpt2::onednn_product"))
+        return Finding(by_onednn > 0 and not shared, f"{counted(by_onednn, 'product')} by oneDNN")
     tuned = step.toggles.products == "tuned"
     if not tuned or (shared and set(arrangements()) == {"whole"}):  # whole may be the fastest for every shape
         return Finding(tuned or not shared, "each product was handed over whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -346,3 +347,9 @@ def test_progress_that_nobody_reads_any_more_ends_no_program() -> None:
         assert process.stdout
         assert process.stdout.read() == "done"
     assert process.returncode == 0
+
+
+def test_a_host_called_like_a_word_of_a_command_changes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "bench")
+    assert anonymous("python -m bench.worker a.yaml", command=True) == "python -m bench.worker a.yaml"
+    assert anonymous("cannot connect to bench:1234") == "cannot connect to HOST:1234"

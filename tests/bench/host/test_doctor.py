@@ -20,6 +20,7 @@ from bench.host import checks, doctor
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
 from bench.records.machine import GpuState, State
+from gpt2.hardware import host
 
 GIB = 2**30
 QUIET = State(load_average=9.0, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=8 * GIB)
@@ -607,6 +608,31 @@ def test_nvml_is_loaded_only_where_gpus_are_asked_for(monkeypatch: pytest.Monkey
         return original(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert machine.cpu_times().busy >= 0
+    assert (machine.cpu_times().busy or 0.0) > 0
     with pytest.raises(AssertionError):
         machine.gpus()
+
+
+@pytest.mark.parametrize("error", [PermissionError(), FileNotFoundError(), ValueError("not enough values")])
+def test_where_the_system_tells_no_cpu_times_other_work_is_unknown_and_not_none(
+    error: Exception, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    times = machine.cpu_times(root)
+    assert (times.busy, times.stolen) == (None, None)
+    assert times.other_cores_since(times) is None
+    assert checks.other_work(None, 2).value == "unknown"
+
+
+def test_memory_is_known_where_meminfo_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = host.total_memory()
+
+    def refuse() -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(psutil, "virtual_memory", refuse)
+    assert host.total_memory() == pytest.approx(known, rel=0.01)
+    assert 0 < host.free_memory() < known

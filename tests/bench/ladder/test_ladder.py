@@ -140,6 +140,14 @@ BAD = {
         f"rungs: [{{name: {'b' * 101}}}]",
         "some text of at most 100 characters",
     ),
+    "a rung's name that a program would take for an option": (
+        "rungs: [{name: --help}]",
+        "rung '--help': a rung's name is some text of at most 100 characters, without a comma or a dash in",
+    ),
+    "a rung's name that YAML reads as a number": (
+        "rungs: [{name: 1.0}]",
+        "key 'name': 1.0 should be text; put it in quotes: '1.0'",
+    ),
     "duplicate rung names": ("rungs: [{name: b}, {name: b}]", "rung 'b': name is used twice"),
     "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "line 3: key 'rungs' is given twice"),
     "tokens that do not divide": (

@@ -336,3 +336,12 @@ def test_a_link_to_nothing_is_not_passed_over_in_silence(tmp_path: Path) -> None
     (file,) = results_files(tmp_path)
     with pytest.raises(RecordError, match=r"a\.jsonl: No such file"):
         read(file)
+
+
+def test_a_name_that_is_no_utf_8_loses_no_measurement(tmp_path: Path) -> None:
+    """As Python reads the name of a ladder or a variable: a byte that is no UTF-8 is half a character."""
+    named = record(command="python -m bench.worker r\udce9seau.yaml baseline --out m.json")
+    append(tmp_path / "r.jsonl", named)
+    (kept,) = read(tmp_path / "r.jsonl")[0]
+    assert kept.command == "python -m bench.worker r\ufffdseau.yaml baseline --out m.json"
+    assert kept.measurement == named.measurement

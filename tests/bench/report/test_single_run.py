@@ -1096,3 +1096,14 @@ def test_the_caption_tells_what_tpus_said_of_themselves() -> None:
     found = measurement(chips_before=chips, chips_after=chips)
     text = to_markdown(scoreboard([record(measurement=found)]))
     assert "After windows the chips told of 90 to 91 % duty and up to 2.00 GiB in use." in text
+
+
+def test_a_record_that_names_no_device_was_of_the_default_one() -> None:
+    """As all toggles that an older record does not know."""
+    known = record(toggles=Toggles())
+    del known.toggles.all["device"]
+    measured = known.measurement
+    assert measured
+    derived = {"peak_flops_source": "derived from the clock", "peak_flops_kind": "derived"}
+    known = known.model_copy(update={"measurement": measured.model_copy(update=derived)})
+    assert any("the CPU's" in str(line) for line in caption(scoreboard([known])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,21 @@ def test_a_line_that_lacks_what_it_should_say_is_named(line: str, tmp_path: Path
     (run / "metrics.jsonl").write_text(f"{line}\n" + (run / "metrics.jsonl").read_text())
     with pytest.raises(RecordError, match=r"metrics\.jsonl(: line 1)? is damaged"):
         load([run])
+
+
+@pytest.mark.parametrize("toggles", [{"world_size": -1}, {"device": ""}, "fast"])
+def test_a_run_whose_toggles_were_edited_to_none_is_named(toggles: Any, tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, step(1), toggles=toggles)
+    with pytest.raises(RecordError, match=r"run\.json is damaged"):
+        load([run])
+
+
+def test_a_step_whose_loss_was_taken_out_has_none(tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, step(1))
+    lines = (run / "metrics.jsonl").read_text().replace('"loss": 10.0, ', "").replace('"loss":10.0,', "")
+    (run / "metrics.jsonl").write_text(lines)
+    (loss,) = load([run])[0].losses
+    assert math.isnan(loss)
 
 
 @pytest.mark.parametrize("lacking", ["name", "steps"])

@@ -29,7 +29,8 @@ from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.probe import ProbeResult, _first_here
-from bench.run.runner import MOST_ROUNDS_UNTIL, run
+from bench.run.runner import run
+from bench.stats import MOST_ROUNDS_UNTIL
 from gpt2.config.toggles import UnsupportedToggle
 from gpt2.device import DEVICES, Cpu
 

@@ -288,14 +288,18 @@ def amd(family: int, model: int, vendor: str = "AuthenticAMD") -> dict[str, str]
         (amd(25, 0xA0), AVX512, 64, 32),  # Bergamo
         (amd(25, 0x11), ["avx2", "avx512f"], None, 32),  # as a virtual machine may hide it
         (amd(25, 0x11), AVX2, None, 32),
-        (amd(26, 0x02), AVX512, None, 64),  # Zen 5
+        (amd(26, 0x02), AVX512, 128, 64),  # Zen 5: Turin
+        (amd(26, 0x44), AVX512, 128, 64),  # on the desk
+        (amd(26, 0x24), AVX512, 64, 32),  # in a laptop
+        (amd(6, 0x7E, "GenuineIntel"), AVX512, None, 32),  # Ice Lake in a laptop
+        (amd(6, 0xA7, "GenuineIntel"), AVX512, None, 32),  # Rocket Lake
         (amd(6, 0x8F, "GenuineIntel"), AVX512, None, 64),
         (amd(25, 0x11, "GenuineIntel"), AVX512, None, 64),
         ({"vendor": "AuthenticAMD"}, AVX512, None, 64),
         ({}, AVX2, None, 32),
     ],
 )
-def test_an_amd_cpu_whose_units_are_half_as_wide_as_its_instructions_has_half_the_flop_per_cycle(
+def test_a_cpu_whose_units_are_half_as_wide_as_its_instructions_has_half_the_flop_per_cycle(
     identity: dict[str, str], flags: list[str], bfloat16: int | None, float32: int
 ) -> None:
     cpu = peaks.derived_cpu(2, 1000.0, flags, identity)

@@ -245,6 +245,7 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
         ({"clip": "in_step"}, "gradients were scaled before AdamW's step"),
         ({"tied_gradient": "rows"}, "rows added to the lm_head's gradient 0 times"),
         ({"products": "tuned"}, "0 products"),
+        ({"products": "onednn"}, "0 products by oneDNN"),
         ({"gelu": "sigmoid"}, "eager code differentiates by GeluBackward0"),
         ({"cross_entropy": "closed_form"}, "eager code differentiates by NllLossBackward0"),
         (

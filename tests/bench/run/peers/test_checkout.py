@@ -430,8 +430,13 @@ def test_lines_in_colour_are_read_as_those_without() -> None:
     assert (line.step, line.loss) == (5, 3.25)
 
 
-@pytest.mark.parametrize("text", ["step 5: loss 3,0", "step 5: loss 13,25"])
-def test_a_number_with_a_decimal_comma_is_not_read_as_the_digits_before_it(text: str) -> None:
+def test_a_full_stop_after_a_number_is_no_part_of_it() -> None:
+    (line,) = read("own", "step 12: loss 3.4567.")
+    assert line.loss == 3.4567
+
+
+@pytest.mark.parametrize("text", ["step 5: loss 3,0", "step 5: loss 13,25", "step 5: loss 1.2.3"])
+def test_a_number_of_another_form_is_not_read_as_the_digits_before_it(text: str) -> None:
     assert PEERS["own"].read(text, at=1.0) is None
 
 
