@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bench.ladder.ladder import Ladder
     from gpt2.device import Device
 
-KINDS = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU", "xla": "torch_xla"}
+KINDS = {"cpu": "CPU", "cuda": "GPU", "mps": "Apple GPU", "xpu": "Intel GPU", "xla": "torch_xla"}
 """What a reader calls each kind of device."""
 
 

@@ -18,6 +18,7 @@ from bench.format import GIB
 from bench.host import checks
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
+from bench.host.libraries import matrix_library
 from bench.host.telemetry import SYSTEM
 from bench.records.machine import State
 from gpt2.config.toggles import HOST, Toggles
@@ -103,6 +104,7 @@ def diagnose(
         checks.governor(root),
         checks.smt(root),
         checks.bfloat16(product_rate("bfloat16") / product_rate("float32"), root),
+        matrix_library(),
         checks.threads(stages.threads(Toggles()), 1, root),
         *checks.unheeded(stages.unheeded_threads(Toggles()), stages.threads(Toggles())),
         checks.battery(),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-DeviceName = Literal["cpu", "cuda", "mps", "xla"]
+DeviceName = Literal["cpu", "cuda", "mps", "xpu", "xla"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ DEVICES: dict[str, DeviceKind] = {
         DeviceKind(name="cpu", compiles_adamw=True, scales_in_adamw=True, shards=True),
         DeviceKind(name="cuda", compiles_adamw=True, scales_in_adamw=True, shards=True),
         DeviceKind(name="mps"),
+        DeviceKind(name="xpu", compiles_adamw=True),
         DeviceKind(name="xla", eager=False, one_process=True, high_precision="float32"),
     )
 }

@@ -73,7 +73,11 @@ class Toggles:
 
     __pydantic_config__: ClassVar = STRICT
 
-    device: DeviceName = choice(HOST, "Where the model trains; xla is a TPU, or XLA's own CPU backend.")
+    device: DeviceName = choice(
+        HOST,
+        "Where the model trains; cuda is an NVIDIA or AMD GPU, mps Apple's, xpu Intel's, xla a TPU or XLA's "
+        "own CPU backend.",
+    )
     autocast: Literal["float32", "bfloat16", "float16"] = choice(
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",

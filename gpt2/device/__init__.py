@@ -15,13 +15,14 @@ from gpt2.device.cpu import Cpu
 from gpt2.device.cuda import Cuda
 from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
+from gpt2.device.xpu import Xpu
 
 __all__ = [
     "DEVICES", "ChipUse", "Cpu", "Cuda", "Device", "DeviceError", "Launches", "Mps", "PeakMemory", "Xla",
-    "check", "find",
+    "Xpu", "check", "find",
 ]  # fmt: skip
 
-DEVICES: dict[str, type[Device]] = {each.kind: each for each in (Cpu, Cuda, Mps, Xla)}
+DEVICES: dict[str, type[Device]] = {each.kind: each for each in (Cpu, Cuda, Mps, Xpu, Xla)}
 
 
 def find(toggles: Toggles) -> Device:

@@ -178,6 +178,8 @@ class Cuda(Device):
     def versions(self) -> dict[str, str]:
         import pynvml  # the NVIDIA driver's own library; needed on NVIDIA machines only
 
+        if torch.version.hip:  # an AMD GPU, which torch calls cuda
+            return {"rocm": str(torch.version.hip)}
         found = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
         if torch.distributed.is_nccl_available():
             from torch.cuda import nccl

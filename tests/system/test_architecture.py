@@ -318,7 +318,7 @@ def test_devices_are_named_only_behind_their_seam() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare):
                 names = {c.value for c in ast.walk(node) if isinstance(c, ast.Constant)}
-                assert not names & {"cuda", "mps", "xla"}, f"{path}: {ast.unparse(node)}"
+                assert not names & {"cuda", "mps", "xpu", "xla"}, f"{path}: {ast.unparse(node)}"
 
 
 def test_the_page_of_toggles_is_that_of_the_code() -> None:

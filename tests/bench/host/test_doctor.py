@@ -16,7 +16,7 @@ from shown import in_full
 
 from bench.analysis.warnings import disturbances
 from bench.cli.machine import findings_brief
-from bench.host import checks, doctor
+from bench.host import checks, doctor, libraries
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
 from bench.records.machine import GpuState, State
@@ -470,6 +470,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_timed_blocks", lambda: [0.02, 0.02])
     monkeypatch.setattr(doctor, "_fault_seconds", lambda advice=None: 0.2e-6)
     monkeypatch.setattr(machine, "other_cores", lambda: 0.0)
+    monkeypatch.setattr(doctor, "matrix_library", lambda: Finding(name="matrix library", value="unknown"))
 
 
 def by_name(findings: list[Finding]) -> dict[str, Finding]:
@@ -636,3 +637,42 @@ def test_memory_is_known_where_meminfo_cannot_be_read(monkeypatch: pytest.Monkey
     monkeypatch.setattr(psutil, "virtual_memory", refuse)
     assert host.total_memory() == pytest.approx(known, rel=0.01)
     assert 0 < host.free_memory() < known
+
+
+MKL = "MKL_VERBOSE oneMKL 2024.0 Product build 20240605 for Intel(R) 64 architecture {}, Lnx 2.60GHz lp64"
+BY_LIBRARY = """format float32
+{mkl}
+MKL_VERBOSE SGEMM(N,N,256,256,256,0x7f,0x55,256,0x55,256,0x7f,0x55,256) 16.04ms CNR:OFF Dyn:1 FastMM:1 TID:0
+format bfloat16
+onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
+onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,256,6.47
+"""
+
+
+@pytest.mark.parametrize(
+    ("processors", "advised"),
+    [
+        ("Intel(R) Architecture processors", True),
+        ("Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled processors", False),
+    ],
+)
+def test_the_library_and_the_kernel_of_each_format_are_those_that_they_name(
+    processors: str, advised: bool
+) -> None:
+    found = libraries.told(BY_LIBRARY.format(mkl=MKL.format(processors)))
+    path = processors.removesuffix(" processors")
+    kernel = "bfloat16 by oneDNN (brg_matmul:avx512_core_bf16)"
+    assert found.value == f"float32 by MKL (for {path}); {kernel}"
+    assert ("products: onednn" in found.advice) == advised
+
+
+def test_a_library_that_says_nothing_is_unknown() -> None:
+    assert (libraries.told("format float32\nformat bfloat16\n").value, libraries.told("").value) == (
+        "unknown",
+        "unknown",
+    )
+
+
+@pytest.mark.slow
+def test_some_library_is_named_on_this_machine() -> None:
+    assert "float32 by" in libraries.matrix_library().value

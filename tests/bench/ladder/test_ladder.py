@@ -106,7 +106,7 @@ BAD = {
     "endless nesting": ("rungs: " + "[" * 5000, "line 2: is nested too deeply"),
     "a word for a device": (
         "rungs: [{name: b, set: {device: gpu}}]",
-        "'gpu' is not one of cpu, cuda, mps, xla; NVIDIA's and AMD's are cuda",
+        "'gpu' is not one of cpu, cuda, mps, xpu, xla; NVIDIA's and AMD's are cuda",
     ),
     "a boolean": (
         "rungs: [{name: b, set: {compile: on}}]",

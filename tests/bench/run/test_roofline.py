@@ -406,7 +406,7 @@ def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) ->
     ("device", "why"),
     [
         ("mps", "torch finds no Apple GPU here"),
-        ("tpu", "is not one of cpu, cuda, mps, xla; choose one of them"),
+        ("tpu", "is not one of cpu, cuda, mps, xpu, xla; choose one of them"),
     ],
 )
 def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(

@@ -45,7 +45,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "tpu"}, "device: tpu: is not one of cpu, cuda, mps, xla; choose one of them"),
+        ({"device": "tpu"}, "device: tpu: is not one of cpu, cuda, mps, xpu, xla; choose one of them"),
         ({"device": "xla", "compile": "default"}, "XLA compiles every step by itself; choose eager"),
         ({"device": "xla", "adamw": "fused"}, "choose for_loop"),
         ({"device": "xla", "recompute": "gelu"}, "choose none"),
