@@ -71,10 +71,10 @@ def test_the_list_says_what_runs_here_first_and_what_each_ladder_needs(
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_runs_a_ladder_by_its_name_from_an_empty_folder(tmp_path: Path) -> None:
+def test_an_installed_wheel_runs_quick_and_a_ladder_by_its_name_from_an_empty_folder(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     source = tmp_path / "source"  # a build leaves folders behind
-    for name in ("bench", "gpt2", "ladders"):
+    for name in ("bench", "gpt2", "ladders", "results/published"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -83,17 +83,28 @@ def test_an_installed_wheel_runs_a_ladder_by_its_name_from_an_empty_folder(tmp_p
     installed, empty = tmp_path / "installed", tmp_path / "empty"
     subprocess.run([*pip, "install", "--no-deps", "--target", installed, wheel], check=True)
     empty.mkdir()
-    words = ["run", "smoke", "--rungs", "baseline", "--repeats", "1", "--set", "protocol.block_seconds=0.02"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "bench.cli", *words],
-        cwd=empty,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (results,) = empty.glob("results/*/smoke-*.jsonl")
-    records = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [record["rung"] for record in records if record["kind"] == "cumulative"] == ["baseline"]
+
+    def rungs(*words: str) -> list[str]:
+        """What a command of the installed package measured: the names of its rungs, from its results."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "bench.cli", *words, "--set", "protocol.block_seconds=0.02"],
+            cwd=empty,
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            encoding="utf-8",
+            timeout=600,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (results,) = empty.glob(f"results/*/{words[0] if words[0] == 'quick' else words[1]}-*.jsonl")
+        records = [json.loads(line) for line in results.read_text().splitlines()]
+        return [record["rung"] for record in records if record["kind"] == "cumulative"]
+
+    assert rungs("run", "smoke", "--rungs", "baseline", "--repeats", "1") == ["baseline"]
+    small = ["workload.model=tiny", "workload.seq_len=32", "workload.data=synthetic", "protocol.repeats=1"]
+    options = [part for value in small for part in ("--set", value)]
+    assert set(rungs("quick", "--minutes", "0.5", *options)) == {
+        "plain",
+        "what most switch on",
+        "best known",
+    }
