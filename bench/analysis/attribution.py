@@ -67,7 +67,7 @@ def agreement(gains: Sequence[Gain]) -> str:
 def attribution(board: Scoreboard) -> list[Attribution]:
     """One entry for each rung but the first; empty where the run did not measure ablations."""
     records = [record for record in board.records if record.kind in ("cumulative", *ABLATION)]
-    rows = full_set(board.own.rows)
+    rows = full_set([row for row in board.own.rows if not row.left_out])
     if board.has_gaps or not any(record.ablate or record.kind in ABLATION for record in records):
         return []
     toggles = [row.toggles for row in rows]

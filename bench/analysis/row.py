@@ -92,7 +92,8 @@ def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks
 
 def beaten_peaks(records: Sequence[Record], ceilings: Mapping[str, RunCeiling]) -> dict[str, float]:
     """By kind of device whose derived peak is below the rate of a matmul measured there, that rate."""
-    peaks, beaten = find_peaks(records), {}
+    derived = [r for r in records if r.measurement and r.measurement.peak_flops_kind == "derived"]
+    peaks, beaten = find_peaks(derived), {}
     for device, ceiling in ceilings.items():
         for measured_here in ceiling.measured:
             for product in measured_here.matmuls:
@@ -164,6 +165,8 @@ class Row:
     """The other trainer of an external rung, whose toggles tell its device only."""
     tried: float | None = None
     """Of a rung that was tried and not carried, its speed over the rung that it stood on, from one window."""
+    left_out: bool = False
+    """Whether it was tried and not carried, so that no round measured it."""
 
     @property
     def trainer(self) -> str | None:
@@ -296,6 +299,7 @@ def _row_left_out(rung: Sequence[Record], before: Sequence[Record] | None) -> Ro
         error=None if slow else scout.reason,
         expect=rung[0].expect,
         tried=scout.ratio,
+        left_out=True,
     )
 
 

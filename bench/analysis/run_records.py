@@ -88,8 +88,8 @@ def not_carried(record: Record) -> bool:
 
 
 def by_rung(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each rung in the ladder's order, or of each candidate of a sweep."""
-    return list(Run.of(records).rungs.values())
+    """The records of each rung that was to be measured, in the ladder's order, or of a sweep's candidates."""
+    return [rung for rung in Run.of(records).rungs.values() if not not_carried(rung[0])]
 
 
 def without_batch(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:

@@ -14,7 +14,6 @@ from pathlib import Path
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
 from bench.analysis.run_records import (
     Run,
-    by_rung,
     first_tps_by_round,
     in_order,
     measured,
@@ -153,6 +152,9 @@ class Scoreboard:
                 return True
             if kind in ABLATION and len(done) < max(done):
                 return True
+        carried = {r.rung_index for r in self.records if r.scout and r.scout.carried}
+        if any(len(rounds.get(("cumulative", index), ())) < wanted for index in carried):
+            return True
         controls = [done for (kind, _), done in rounds.items() if kind == "control"]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
         to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
@@ -185,7 +187,7 @@ def scoreboard(
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
     """
     records = Run(in_order(_latest(records)))
-    rungs = by_rung(records)
+    rungs = list(records.rungs.values())
     curves = [len(m.losses) for rung in records.own_rungs if (m := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     control_tps = {index: tps_by_round(control) for index, control in records.controls.items()}

@@ -28,12 +28,12 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     carried by more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS
     standard errors of the two windows, whichever is largest.
     """
-    chain = [each for each in tried if each.scout and each.scout.carried]
+    chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
     check, reason = "ok", None
     ratio = _ratio(record, best)
-    if not chain or record.rung_index == chain[0].rung_index:
-        over = chain[0].rung if chain else None
+    if not tried or record.rung_index == tried[0].rung_index:
+        over = tried[0].rung if tried else None
         return Scout(
             over=over, ratio=ratio, floor=None, carried=True, check=record.status, reason=record.error
         )
@@ -41,7 +41,9 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
         alike = (each for each in chain if _tokens(each) == _tokens(record) is not None)
         reference = next(alike, None)
         check, reason = check_claims([record], chain[:1], chain[-1:], [reference] if reference else None)
-        if check == "ok" and (other_maths := toggles_of([record]).maths()):
+        known = toggles_of(tried[:1]).maths()
+        other_maths = {each: why for each, why in toggles_of([record]).maths().items() if each not in known}
+        if check == "ok" and other_maths:
             setting, why = next(iter(other_maths.items()))
             check, reason = "other_maths", f"{setting}: {why}"
     floor = max(LEAST_DELTA, _first_difference(tried), _error(record, best))
@@ -58,7 +60,12 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
 
 def best_of(tried: Sequence[Record]) -> Record | None:
     """The last rung that was carried and measured: what the next one stands on and is compared with."""
-    return next((r for r in reversed(tried) if r.scout and r.scout.carried and _speed(r)), None)
+    return next((r for r in reversed(tried) if _is_carried(r, tried) and _speed(r)), None)
+
+
+def _is_carried(record: Record, tried: Sequence[Record]) -> bool:
+    """Whether a rung is carried: the first one always is, even if nothing is known of its try."""
+    return record.rung_index == tried[0].rung_index or (record.scout is not None and record.scout.carried)
 
 
 def _speed(record: Record) -> float | None:

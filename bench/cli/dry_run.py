@@ -11,7 +11,7 @@ from functools import partial
 
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
-from bench.host.feasibility import check_time
+from bench.host.feasibility import TIGHT, check_time
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
 from bench.ladder.peers import PeerRung
 from bench.report.brief import Brief
@@ -183,14 +183,6 @@ def _rounds(ladder: Ladder) -> str:
     if until is not None:
         return f"{LEAST_ROUNDS_UNTIL} to {MOST_ROUNDS_UNTIL} rounds"
     return f"{repeats} rounds" if repeats > 1 else "1 round"
-
-
-TIGHT = 0.9
-"""Share of a device's memory that is safe to use.
-
-Programs get less than the datasheet says (of 16 GiB, 14.6 to 15 on a T4, 15.5 on a TPU v3 core), and
-libraries take some of that.
-"""
 
 
 class No(str):

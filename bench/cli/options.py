@@ -96,6 +96,8 @@ def load_with_options(
             raise BenchError("--repeats and --until exclude each other; choose one")
         overrides.append(f"protocol.until={_fraction(until)}")
     if minutes:
+        if any(each.startswith("protocol.blocks=") for each in overrides):
+            raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
         overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
     loaded = load(ladder, overrides)
     if (

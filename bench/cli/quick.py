@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 3.0
 """How many times as long three rounds may take, without which there is no interval."""
+BEST = "best known"
+"""Name of the rung of quick.yaml that starts from what is best here."""
 DEVICES = ("cuda", "mps", "tpu", "cpu")
 """Ladders that find the best of a kind of device, the fastest kind first."""
 
@@ -70,7 +72,8 @@ def quick(
         if measured.has_rungs:
             board = scoreboard(measured.records, source=measured.path)
             show([board])
-            typer.echo(_standing(board, out))
+            if standing := _standing(board):
+                typer.echo(standing)
     report_end(measured)
     raise typer.Exit(exit_code(measured.records))
 
@@ -81,14 +84,14 @@ def _for_this_machine(
     """Return the ladder quick with what suits this machine, and the overrides with which it was loaded."""
     from bench.errors import BenchError
     from bench.ladder.ladder import load
-    from bench.run.best import best_of
+    from bench.run.best import all_settings, best_of
     from bench.run.probe import probe
     from bench.run.runner import check_data
     from bench.run.suited import suited
     from gpt2.config.toggles import HOST
 
     if not any(each.startswith("workload.data=") for each in overrides):
-        plain = load(Path("quick"), overrides)
+        plain = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
         try:
             check_data(plain, plain.rungs[:1], data)
         except BenchError as error:
@@ -96,7 +99,7 @@ def _for_this_machine(
                 raise
             overrides.append("workload.data=synthetic")
             progress.note(f"a generated corpus is trained on: {error}")
-    ladder = load(Path("quick"), overrides)
+    ladder = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
     whole = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
     plain, common, _ = ladder.rungs
@@ -115,12 +118,12 @@ def _for_this_machine(
     best, found = best_of(known, ladder.workload.model, out, probe(top.device).environment)
     if best.device == HOST:  # more sequences at once make a step longer there, and hardly faster
         best = replace(best, micro_batch_size=1)
-    own["best known"] = ladder.settings(ladder.rungs[2].toggles, best)
-    progress.note(f"best known: {found}")
+    own[BEST] = all_settings(ladder, best)
+    progress.note(f"{BEST}: {found}")
     return load(Path("quick"), overrides, own), overrides
 
 
-def _standing(board: Scoreboard, out: Path) -> str:
+def _standing(board: Scoreboard) -> str:
     """Between which published and which other measured machines the fastest rung is."""
     from bench.analysis.select import load_boards, load_published
     from bench.format import number, plain

@@ -132,7 +132,7 @@ def _of_one_process(rungs: Sequence[Rung]) -> list[Rung]:
     """Return the rungs of one process, which can be stopped; name the others on stderr."""
     if others := [rung.name for rung in rungs if rung.toggles.processes > 1]:
         typer.echo(f"bench: left out, being of several processes: {', '.join(others)}", err=True)
-    return [rung for rung in rungs if rung.toggles.processes == 1]
+    return [rung for rung in rungs if rung.toggles.processes == 1 and not rung.again]
 
 
 def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:

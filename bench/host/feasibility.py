@@ -15,6 +15,7 @@ import torch
 
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.device import Device
 
 SIDE = 256
 """Side of the square matmul that is timed: 40 ms where it is slowest, and larger ones are slower still."""
@@ -49,6 +50,23 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
         f"{product_rate('float32') / 1e9:.3g} in float32, so that a window outlasts protocol.timeout_seconds "
         f"{protocol.timeout_seconds:g}; choose float32",
     )
+
+
+TIGHT = 0.9
+"""Share of a device's memory that is safe to use.
+
+Programs get less than the datasheet says (of 16 GiB, 14.6 to 15 on a T4, 15.5 on a TPU v3 core), and
+libraries take some of that.
+"""
+
+
+def fits(ladder: Ladder, toggles: Toggles, device: Device) -> bool:
+    """Return whether training is estimated to fit into the device's memory, as far as that is known."""
+    from gpt2.training.memory_estimate import estimate
+
+    here = device.memory_bytes()
+    ranks = toggles.world_size if device.shared_by_ranks else 1
+    return here is None or estimate(ladder.workload, toggles).total * ranks <= TIGHT * here
 
 
 @cache

@@ -60,7 +60,7 @@ class Protocol:
     carry: Literal["always", "if_faster"] = "always"
     """Whether a rung keeps the changes of all rungs above it, or of those that made this machine faster.
 
-    With if_faster each rung is first tried in a short window; see bench.run.climb.
+    With if_faster each rung is first tried in a short window; see bench.run.rounds.
     """
 
     def __post_init__(self) -> None:
@@ -235,7 +235,7 @@ class _Parsed:
     toggles: Mapping[str, Any]
     """Values of every rung, after its own changes."""
     own: Mapping[str, Sequence[str]]
-    """Overrides of one rung, by its name: after all others, or in a best_of in place of that ladder's."""
+    """Overrides of one rung, by its name: after all others, or of a best_of in place of that ladder."""
 
 
 def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
@@ -244,7 +244,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     path: its file, or the name of a ladder that comes with gpt2-bench, such as cpu.
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
-    others, or of a best_of before its own changes. Raises LadderError.
+    others; of a best_of all that differs from the defaults, in place of that ladder. Raises LadderError.
     """
     path = find(path)
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
@@ -319,7 +319,8 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
             own = _parsed(settings)["toggles"]
             try:
                 if rung.best_of is not None:
-                    toggles, own = replace(_top(rung.best_of, file, where), **own), {}
+                    toggles = Toggles(**own) if settings else _top(rung.best_of, file, where)
+                    own = {}
                 toggles = replace(toggles, **rung.set)
                 resolved = _resolve(file.workload, replace(toggles, **{**file.toggles, **own}))
             except ValueError as error:
@@ -348,6 +349,8 @@ def _top(name: str, file: _Parsed, where: str) -> Toggles:
     other = beside(name, file.path)
     if other.exists() and other.resolve() == file.path.resolve():
         raise LadderError(f"{where}: best_of: {name} is this ladder; name another")
+    if any(isinstance(rung, dict) and "best_of" in rung for rung in _read_yaml(other).get("rungs", ())):
+        raise LadderError(f"{where}: best_of: {name} looks at another ladder itself; name that one")
     ladder = load(other)
     if ladder.workload.model != file.workload.model:
         raise LadderError(

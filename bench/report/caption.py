@@ -133,13 +133,15 @@ def _efficiency(board: Scoreboard) -> list[str]:
 
 
 def _counting(board: Scoreboard) -> list[str]:
-    ended = sum(record.status != "interrupted" for record in board.records)
+    ended = sum(record.status != "interrupted" and record.kind != "scout" for record in board.records)
+    tries = sum(record.kind == "scout" for record in board.records)
     processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
+    tried = f"; before them {plural(tries, 'try', 'tries')}, of which no figure is shown" if tries else ""
     few = board.rounds < LEAST_ROUNDS
     interval = "too few rounds for an interval" if few else "± is the 95 % t interval"
     method = "TPS: tokens per second of the timed window, geometric mean over rounds"
     return [
-        f"{processes}, each fresh: {rounds} over the rungs.",
+        f"{processes}, each fresh: {rounds} over the rungs{tried}.",
         MethodNote(f"{method}; speed-ups paired within rounds; {interval}."),
     ]
 
@@ -194,6 +196,8 @@ def _mfu(board: Scoreboard) -> list[str]:
     if not measurement:
         return []
     counted = f"{measurement.flops_per_token:,} FLOPs per token ({measurement.flops_formula})"
+    if board.beaten and not board.peaks:
+        return [f"MFU is absent: a matmul here beat the derived peak, which is therefore wrong. {counted}."]
     if not measurement.peak_flops_bf16 and not measurement.peak_flops_dtype:
         why = measurement.peak_flops_source or ""
         if measurement.peak_flops_kind == "derived":

@@ -58,6 +58,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         "maths": row.maths,
         "doubts": "; ".join(row.caveats) or None,
         "status": row.status,
+        "tried": row.tried,
         "error": row.error.strip().splitlines()[0] if row.error else None,
         "tokens_per_step": row.tokens_per_step,
         **_figures(columns(board), row),

@@ -148,7 +148,7 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
         ),
         Column("", lambda row: (m := measurements[row.index]) and m.flops_per_token, key="flops_per_token"),
         Column("", lambda row: (m := measurements[row.index]) and m.flops_formula, key="flops_formula"),
-        Column("", lambda row: (m := measurements[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
+        Column("", lambda row: board.peaks.get((row.toggles.device, "bf16")), key="peak_flops_bf16"),
         Column(
             "", lambda row: (m := measurements[row.index]) and m.peak_flops_source, key="peak_flops_source"
         ),

@@ -27,9 +27,14 @@ def with_best(
             continue
         other = load(beside(rung.best_of, ladder.path))
         toggles, found = best_of(other, ladder.workload.model, out, machine)
-        own[rung.name] = ladder.settings(rung.toggles, toggles)
+        own[rung.name] = all_settings(ladder, toggles)
         notes.append(f"{plain(rung.name)}: {found}")
     return (load(ladder.path, overrides, own) if notes else ladder), notes
+
+
+def all_settings(ladder: Ladder, toggles: Toggles) -> tuple[str, ...]:
+    """Return toggles as the overrides of a rung that starts from them; never empty."""
+    return ladder.settings(Toggles(), toggles) or (f"toggles.device={toggles.device}",)
 
 
 def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tuple[Toggles, str]:
@@ -40,9 +45,10 @@ def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tupl
     """
     folder = out / machine.machine
     boards = load_boards([folder], needed=False)[0] if folder.is_dir() else []
-    for board in boards:
-        best = board.own.fastest
-        if board.ladder == ladder.name and board.records[0].workload["model"] == model and best:
+    for board in sorted(boards, key=lambda board: board.begun, reverse=True):
+        best, task = board.own.fastest, board.records[0].workload
+        same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
+        if same and best and not board.interrupted:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
     top = full_set(suited([ladder.path]).own)[-1]
     why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"

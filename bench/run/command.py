@@ -66,6 +66,10 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command += ["--set", override]
     for setting in task.rung.settings:
         command += ["--own", setting]
+    others = [rung for rung in ladder.rungs if not rung.base and rung.name != task.rung.name]
+    for rung in others:  # those above it, whose changes it may keep, and for --kind the whole ladder's
+        for setting in rung.settings:
+            command += ["--for", rung.name, setting]
     for name in task.rung.without:
         command += ["--without", name]
     if task.stop_below is not None:

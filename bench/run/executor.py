@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -88,7 +89,10 @@ class Executor:
                 f"the state of the machine could not be recorded ({cause(error)}); the measurement stands"
             )
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, lacking]})
-            return self._record(task, started, 1, outcome, bare=True)
+            record = self._record(task, started, 1, outcome, bare=True)
+            with contextlib.suppress(Exception):  # else it is a try of which nothing is known
+                return task.judge(record) if task.judge else record
+            return record
 
     def _out(self, task: Task) -> Path:
         """The file to which a task's process writes its Outcome."""
@@ -213,7 +217,8 @@ class Executor:
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
         """Estimated memory of the ranks on this node."""
-        if task.rung.without:  # the estimates are of the ladder with all rungs
+        # The estimates are of the ladder as its file has it.
+        if task.rung.without or any(rung.settings for rung in self.ladder.rungs):
             return None
         needed = self.probed.memory_bytes.get(task.name)
         return needed // nodes if needed is not None else None

@@ -125,7 +125,7 @@ def measure(
     has_time(seconds of the window) allows; keep() receives the first one before that. agree: returns the
     largest of the ranks' values on every rank, so that all take equally many steps. pulse: detects
     standstills; it must be entered. gpu_memory: bytes that the process has taken of the whole GPU.
-    stop_below: tokens/s that a warm-up step has to reach, by the slowest rank. Raises TooSlow.
+    stop_below: tokens/s that one of two warm-up steps has to reach, by the slowest rank. Raises TooSlow.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
@@ -143,8 +143,12 @@ def measure(
     tell("first step", 0, None)
     first_step_seconds = pull(1)[0].seconds
     step_seconds = first_step_seconds
-    compiling, warmed = True, 0.0
-    while (len(history) < protocol.min_warmup_steps or compiling) and len(history) < MOST_WARMUP_STEPS:
+    compiling, warmed, slow_steps = True, 0.0, 0
+
+    def is_warm() -> bool:
+        return len(history) >= protocol.min_warmup_steps and not compiling and not slow_steps
+
+    while not is_warm() and len(history) < MOST_WARMUP_STEPS:
         tell("warm-up", len(history), None)
         compiled = device.compilations()
         step_seconds = pull(1)[0].seconds
@@ -152,7 +156,8 @@ def measure(
         warmed = 0.0 if compiling else warmed + step_seconds  # a device idles during compilation
         if stop_below is not None and not compiling:
             tps = history[-1].tokens / agree(step_seconds)
-            if tps < stop_below:
+            slow_steps = slow_steps + 1 if tps < stop_below else 0
+            if slow_steps == 2:  # one may have been disturbed
                 raise TooSlow(tps)
     # Leave blocks untimed: clocks settle, and the duration of one step is too noisy to size blocks by.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))

@@ -161,7 +161,8 @@ class Climb:
             return self._rounds.seconds_left(repetition, rounds)
         if not self._seconds:
             return None
-        to_try = len(self._own) + 1 - len(self._tried)
+        first_tries = sum(not rung.again for rung in self._own)
+        to_try = max(0, first_tries + 1 - len(self._tried))
         carried = len({r.rung_index for r in self._tried if r.scout and r.scout.carried})
         each = sum(self._seconds) / len(self._seconds)
         windows = [self._longer(record) for record in self._tried if record.measurement]
@@ -201,8 +202,12 @@ class Climb:
 
     def _try(self, rung: Rung, repetition: int = 1) -> Task:
         best, refused = best_of(self._tried), None
+        # A second try that is not needed is no part of what later ones stand on.
+        kept = {rung.name, *self._carried}
+        not_needed = [each.name for each in self._own if each.again and each.name not in kept]
         try:
-            chain = self._ladder.carrying(without=self._without, upto=rung.name)
+            without = list(dict.fromkeys([*self._without, *not_needed]))
+            chain = self._ladder.carrying(without=without, upto=rung.name)
             rung = chain.rung(rung.name)
         except LadderError as error:
             refused = str(error.__cause__ or error)

@@ -78,6 +78,8 @@ def run(
         rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate
     )
     machine = probed.environment
+    if options.place and any(rung.best_of for rung in ladder.own):
+        raise BenchError(f"{ladder.path}: best_of asks for results of one machine; leave out --nnodes")
     ladder, found = with_best(ladder, options.overrides, options.out, machine)
     rungs = ladder.chosen(options.rungs)
     for each in found:

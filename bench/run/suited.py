@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.process.supervisor import how_it_ended, tail
-from gpt2.config.toggles import HOST, UnsupportedToggle
+from gpt2.config.toggles import HOST, XLA, UnsupportedToggle
 from gpt2.training.reexec import own_variables, python
 
 
@@ -55,30 +55,33 @@ def _has_device(name: str) -> bool:
     from gpt2.device import DEVICES, DeviceError
 
     try:
-        DEVICES[name](Toggles(), 0)
+        device = DEVICES[name](Toggles(), 0)
     except (UnsupportedToggle, DeviceError):
         return False
-    return True
+    return name != XLA or "CPU" not in device.chip()  # torch_xla's CPU backend is for tests
 
 
 def _not_suited(ladder: Ladder) -> list[str]:
-    from bench.host.feasibility import check_time, product_rate
+    from bench.host.feasibility import check_time, fits, product_rate
     from gpt2.device import DeviceError, find
 
     without = [rung.name for rung in ladder.own if rung.again]
-    for rung in ladder.own[1:]:
-        if rung.again:
-            continue
+    chosen = "float32"
+    for rung in ladder.first_tries[1:]:
         try:
             toggles = ladder.carrying(without=without, upto=rung.name).rung(rung.name).toggles
-            find(toggles)
+            device = find(toggles)
             check_time(ladder, toggles)
         except (UnsupportedToggle, DeviceError, LadderError):
             without.append(rung.name)
             continue
-        on_cpu, chosen = toggles.device == HOST, toggles.autocast
-        if on_cpu and chosen != "float32" and product_rate(chosen) <= product_rate("float32"):
+        other_format = toggles.autocast != chosen
+        slower = toggles.device == HOST and product_rate(toggles.autocast) <= product_rate("float32")
+        # Of several 16-bit formats the first that runs here is taken.
+        if (other_format and (slower or chosen != "float32")) or not fits(ladder, toggles, device):
             without.append(rung.name)
+        else:
+            chosen = toggles.autocast
     return without
 
 

@@ -59,7 +59,10 @@ def main() -> int:
     arguments = _arguments()
     try:
         check_rank_variables()
-        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
+        own: dict[str, list[str]] = {arguments.rung: arguments.own}
+        for other, setting in vars(arguments)["for"]:
+            own.setdefault(other, []).append(setting)
+        ladder = load(arguments.ladder, arguments.set, own)
         tried = arguments.kind == "scout"
         if arguments.without or tried:
             ladder = ladder.carrying(without=arguments.without, upto=arguments.rung if tried else None)
@@ -96,6 +99,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
     parser.add_argument(
         "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
+    )
+    parser.add_argument(
+        "--for",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("RUNG", "PATH=VALUE"),
+        help="--set for that rung",
     )
     parser.add_argument(
         "--without",

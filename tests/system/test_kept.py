@@ -108,6 +108,7 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
         record = read(ended.path)[0][0]
         assert record.kind == ("scout" if carry == "if_faster" else "cumulative")
+        assert (record.scout is not None) == (carry == "if_faster"), name
         assert record.measurement == MEASURED, name
         assert record.status == "ok", name
         assert any(f"Sabotage: {name}" in warning for warning in record.warnings), name

@@ -303,4 +303,4 @@ def _cause_rank(side: Outcome) -> int:
     """Root-cause rank of a failure; lower is likelier."""
     if side.status == "failed":
         return 4 if CONSEQUENCE.search((side.error or side.status).splitlines()[0]) else 2
-    return {"out_of_memory": 0, "unsupported": 1, "timeout": 3}[side.status]
+    return {"out_of_memory": 0, "unsupported": 1, "too_slow": 2, "timeout": 3}[side.status]

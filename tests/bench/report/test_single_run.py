@@ -15,6 +15,7 @@ from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
+from bench.analysis.warnings import warnings
 from bench.format import duration, markdown, number, plain
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
@@ -403,6 +404,26 @@ def test_the_share_of_the_measured_ceiling_is_that_of_its_fastest_product_over_b
     )
     assert "the measured ceiling of this cuda drifted" in text
     assert "Of measured ceiling" not in to_markdown(scoreboard([record()]))
+
+
+def test_a_derived_peak_that_a_matmul_beat_is_withdrawn_with_the_reason() -> None:
+    derived = measurement(peak_flops_bf16=300e12, peak_flops_kind="derived")
+    board = scoreboard([ceiling(400.0), record(measurement=derived)])
+    assert (board.peaks, board.rows[0].mfu) == ({}, None)
+    (line,) = [each for each in warnings(board) if "derived for this" in each]
+    assert line.startswith("a matmul ran at 400 TFLOP/s, above the peak derived for this cuda")
+    assert any(
+        line.startswith("MFU is absent: a matmul here beat the derived peak") for line in caption(board)
+    )
+    assert "do not rank this MFU" not in to_markdown(board)
+
+
+@pytest.mark.parametrize("kind", ["datasheet", "given"])
+def test_a_peak_of_a_datasheet_or_a_user_stays_whatever_is_measured(kind: str) -> None:
+    told = measurement(peak_flops_bf16=300e12, peak_flops_kind=kind)
+    board = scoreboard([ceiling(400.0), record(measurement=told)])
+    assert board.rows[0].mfu is not None
+    assert not [each for each in warnings(board) if "derived for this" in each]
 
 
 def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured() -> None:

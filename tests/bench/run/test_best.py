@@ -13,6 +13,7 @@ from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.record import append
 from bench.run import best
 from bench.run.best import with_best
+from bench.run.command import Options, worker_command
 
 CLIMB = """name: climb
 workload: {model: tiny, data: synthetic, seq_len: 32}
@@ -38,11 +39,23 @@ def peers(
     return path
 
 
-def results(climb: Ladder, out: Path, **speeds: float) -> None:
-    """Results of the climb on a machine, by a run of one round."""
-    file = out / MACHINE.machine / "climb-20260101T000000Z.jsonl"
-    file.parent.mkdir(parents=True)
+def results(climb: Ladder, out: Path, at: str = "20260101T000000Z", **speeds: float) -> None:
+    """Results of the climb on a machine, by a run of one round; without a speed a rung was not reached."""
+    file = out / MACHINE.machine / f"climb-{at}.jsonl"
+    file.parent.mkdir(parents=True, exist_ok=True)
     for rung in climb.rungs:
+        if rung.name not in speeds:
+            append(
+                file,
+                process(
+                    climb,
+                    Task(kind="cumulative", rung=rung, repetition=1),
+                    1.0,
+                    status="interrupted",
+                    measurement=None,
+                ),
+            )
+            return
         append(file, process(climb, Task(kind="cumulative", rung=rung, repetition=1), speeds[rung.name]))
 
 
@@ -116,3 +129,31 @@ def test_this_machine_is_asked_for_what_it_supports() -> None:
     assert found.own[0].toggles.device == "cpu"
     assert [rung.name for rung in found.own if rung.again] == []
     assert found.rung("SDPA").toggles.attention == "sdpa"
+
+
+def test_a_rung_above_it_of_another_best_is_known_to_each_worker(climb: Ladder, tmp_path: Path) -> None:
+    """A rung after one that starts from a best keeps it, and its command says with what."""
+    results(climb, tmp_path / "out", a=100, b=300, c=200)
+    path = peers(tmp_path)
+    path.write_text(path.read_text().replace("}]", "}, {name: next, set: {adamw: fused}}]"))
+    ladder, _ = with_best(load(path), [], tmp_path / "out", MACHINE)
+    command = worker_command(
+        ladder, Task(kind="cumulative", rung=ladder.rung("next"), repetition=1), Options()
+    )
+    pairs = [command[place + 1 : place + 3] for place, word in enumerate(command) if word == "--for"]
+    assert ["ours", "toggles.attention=sdpa"] in pairs
+    own: dict[str, list[str]] = {}
+    for name, setting in pairs:
+        own.setdefault(name, []).append(setting)
+    assert load(path, [], own).rung("next").toggles == ladder.rung("next").toggles
+    assert ladder.rung("next").toggles.attention == "sdpa"
+
+
+def test_a_run_that_was_broken_off_is_not_taken_for_what_was_found(
+    climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results(climb, tmp_path / "out", a=100)
+    monkeypatch.setattr(best, "suited", lambda ladders: load(ladders[0]))
+    ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
+    assert ladder.rung("ours").toggles.adamw == "fused"
+    assert "has no results here" in note

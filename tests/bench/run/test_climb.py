@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from processes import judged, process
 
+from bench.analysis.attribution import attribution
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import exit_code
+from bench.analysis.timing import timing
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
@@ -145,6 +148,31 @@ def test_a_rung_that_changes_the_maths_is_never_carried(write_ladder) -> None:
     assert scoreboard(records).rows[1].status == "other_maths"
 
 
+def test_what_all_rungs_have_changes_the_maths_of_none_of_them(write_ladder) -> None:
+    every = ["toggles.autocast=bfloat16", "toggles.adamw=compiled", "toggles.weights=bfloat16"]
+    ladder = load(write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]", carry="if_faster"), every)
+    assert measured_rungs(of_speeds(ladder, {"a": 100.0, "b": 150.0})) == ["a", "b"]
+
+
+def test_a_first_rung_of_whose_try_nothing_is_known_is_still_what_others_are_compared_with(
+    ladder: Ladder,
+) -> None:
+    source, records = Climb(ladder, ladder.rungs), list[Record]()
+    for task in source.tasks(records, lambda _: None):
+        record = process(ladder, task, SPEEDS[task.rung.name])
+        records.append(record if task.rung.name == "a" else judged(task, record))
+        source.ended(records[-1], 1.0)
+    assert measured_rungs(records) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("held", [6, 7, 8, 9, 13])
+def test_a_run_that_lacks_a_round_of_a_carried_rung_is_interrupted(ladder: Ladder, held: int) -> None:
+    """Five tries, then rounds of five processes: three rungs and two controls."""
+    whole = of_speeds(ladder, SPEEDS)
+    assert scoreboard(whole[:held]).interrupted
+    assert not scoreboard(whole).interrupted
+
+
 def test_a_rung_that_needs_what_was_not_carried_says_so(write_ladder) -> None:
     """Three ranks take whole steps of six sequences at two or one a time, not at three."""
     first, second = "{name: a, set: {micro_batch_size: 3}}", "{name: b, set: {micro_batch_size: 2}}"
@@ -175,6 +203,20 @@ def test_a_rung_to_be_retried_is_tried_once_more_on_top_of_all_others(write_ladd
     records = of_speeds(ladder, {"a": 100.0, "b": 90.0, "c": 150.0, "b (second try)": 200.0})
     assert measured_rungs(records) == ["a", "c", "b (second try)"]
     assert [row.rung for row in scoreboard(records).rows] == ["a", "b", "c", "b (second try)"]
+
+
+def test_a_second_try_that_is_not_needed_is_no_part_of_what_later_ones_stand_on(write_ladder) -> None:
+    """b is carried, and c replaces what it set; e's second try stands on c as the rounds do."""
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}, retry: true}, "
+        "{name: c, set: {attention: blocks}}, {name: e, set: {adamw: fused}, retry: true}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    speeds = {"a": 100.0, "b": 130.0, "c": 150.0, "e": 90.0, "e (second try)": 200.0}
+    records = of_speeds(ladder, speeds)
+    tried = [r.toggles.all["attention"] for r in records if r.rung == "e (second try)"]
+    assert set(tried) == {"blocks"}
+    assert measured_rungs(records) == ["a", "b", "c", "e (second try)"]
 
 
 def test_a_rung_that_was_carried_is_not_tried_again(write_ladder) -> None:
@@ -272,3 +314,40 @@ def test_retry_in_a_ladder_that_always_carries_is_refused(write_ladder) -> None:
 def test_an_unknown_value_of_carry_is_refused(write_ladder) -> None:
     with pytest.raises(LadderError, match="carry"):
         load(write_ladder(FOUR, carry="sometimes"))
+
+
+def test_each_change_alone_and_left_out_is_told_of_the_rungs_that_were_carried(write_ladder) -> None:
+    """The last rung is not carried, and so the one before it ends the ladder that changes are left out of."""
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}, "
+        "{name: d, set: {vocab_multiple: 64}}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster", repeats=3))
+    speeds = {"a": 100.0, "b": 150.0, "c": 180.0, "d": 170.0}
+    source, records = Climb(ladder, ladder.rungs, ablate=True), list[Record]()
+    for task in source.tasks(records, lambda _: None):
+        speed = {"alone": 120.0, "left_out": 140.0}.get(task.kind, speeds[task.rung.name])
+        records.append(judged(task, process(ladder, task, speed)))
+        source.ended(records[-1], 1.0)
+    found = {each.rung: each for each in attribution(scoreboard(records))}
+    assert list(found) == ["b", "c"]
+    assert [round(each.ratio.value, 3) for each in (found["c"].in_order, found["c"].alone) if each.ratio] == [
+        1.2,
+        1.2,
+    ]
+    assert found["b"].last.ratio is not None
+
+
+def test_a_table_of_times_holds_no_rung_that_was_only_tried(ladder: Ladder) -> None:
+    records = of_speeds(ladder, SPEEDS)
+    assert [each.rung for each in timing(scoreboard(records))] == ["a", "b", "d"]
+
+
+def test_a_ladder_that_names_one_that_looks_at_others_itself_is_refused(tmp_path: Path) -> None:
+    task = "workload: {model: tiny, data: synthetic, seq_len: 32}"
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: {name}\n{task}\nrungs: [{{name: plain}}, {{name: best, best_of: {other}.yaml}}]\n"
+        )
+    with pytest.raises(LadderError, match=r"best_of: two.yaml looks at another ladder itself; name that one"):
+        load(tmp_path / "one.yaml")

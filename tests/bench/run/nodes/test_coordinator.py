@@ -275,6 +275,7 @@ PEER = Outcome(
     status="failed", error="RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711\ntail"
 )
 KILLED = Outcome(status="failed", error="killed by SIGKILL: last words\ntail")
+SLOW = Outcome(status="too_slow", error="its first steps ran at 3 tokens/s", first_tokens_per_second=3.0)
 MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of memory")
 ENDED = Outcome(status="interrupted", error="by the user")
 LATE = Outcome(status="timeout", error="took longer than protocol.timeout_seconds 9")
@@ -287,6 +288,7 @@ LOST = Outcome(status="failed", error="was lost: its store was closed")
     [
         (PEER, KILLED, "failed", "node 1 of 2: killed by SIGKILL: last words"),
         (KILLED, PEER, "failed", "node 0 of 2: killed by SIGKILL: last words"),
+        (PEER, SLOW, "too_slow", "node 1 of 2: its first steps ran at 3 tokens/s"),
         (PEER, MEMORY, "out_of_memory", "node 1 of 2: OutOfMemoryError: CUDA out of memory"),
         (MEMORY, PEER, "out_of_memory", "node 0 of 2: OutOfMemoryError: CUDA out of memory"),
         (ENDED, KILLED, "failed", "node 1 of 2: killed by SIGKILL: last words"),
@@ -347,6 +349,7 @@ def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
     one, node = joint
     node.look()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
+    what |= {"without": [], "stop_below": None}
     assert node.heard[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
