@@ -131,7 +131,7 @@ class Agent:
         with contextlib.suppress(LadderError):
             if order["kind"] in get_args(Kind):
                 upto = order["rung"] if order["kind"] == "scout" else None
-                ladder = self._ladder.carrying(without=order["without"], upto=upto)
+                ladder = self._ladder.carrying(without=order.get("without", ()), upto=upto)
                 rung = variant(ladder, ladder.rung(order["rung"]), order["kind"])
         if rung is None or rung.toggles.processes % order["nodes"]:
             raise NodeExit(6, f"{self._place.called(0)} asked for what this ladder does not have")
@@ -143,7 +143,7 @@ class Agent:
                 kind=order["kind"],
                 rung=rung,
                 repetition=order["repetition"],
-                stop_below=order["stop_below"],
+                stop_below=order.get("stop_below"),
             ),
             part,
         )
