@@ -216,11 +216,19 @@ class StreamedBatches:
                     raise DataError(f"corpus {self._documents.name!r} has no document that is not held out")
                 epoch, number, position = epoch + 1, 0, None
 
+    def _documents_read(self) -> Iterator[Piece]:
+        """Yield the documents; of a line that cannot be read, a change of its file is told as the cause."""
+        try:
+            yield from self._documents
+        except DataError:
+            self._documents.check_unchanged()
+            raise
+
     def _pieces(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
         """Yield the documents of each block, and the position after it."""
         pieces: list[Piece] = []
         characters = 0
-        for piece in self._documents:
+        for piece in self._documents_read():
             if self._ending:
                 raise DataError("the process is ending")
             if self._held_out and _digest(piece) in self._held_out:

@@ -364,6 +364,18 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
         assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 16)\n", "")
 
 
+def test_a_line_half_written_while_it_is_trained_on_is_told_as_a_change_and_not_as_damage(
+    tmp_path: Path, vocabulary: None
+) -> None:
+    place = streams.folder(tmp_path / "mine", TEXTS * 20, 2, "jsonl")
+    batches = stream(str(place))
+    read(batches, range(1))
+    for file in place.iterdir():
+        file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"train-0000\d\.jsonl changed while it was read"):
+        read(batches, range(1, 4000))
+
+
 def test_a_file_that_changes_while_it_is_trained_on_is_told_at_the_end_of_the_epoch(corpus: str) -> None:
     batches = stream(corpus)
     read(batches, range(2))
