@@ -44,6 +44,10 @@ def timing(board: Scoreboard) -> list[Timing]:
     timings: list[Timing] = []
     rung_before = {row.index: row.before for row in board.rows if row.gain}
     steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
+    tries: dict[int, list[Measurement]] = {}
+    for record in board.records:
+        if record.kind == "scout" and record.measurement:
+            tries.setdefault(record.rung_index, []).append(record.measurement)
     for rung in by_rung(board.records):
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:
@@ -55,7 +59,8 @@ def timing(board: Scoreboard) -> list[Timing]:
         steps_by_rung[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(m.data_wait_seconds, sum(m.block_seconds)) for m in measurements]
-        firsts = [(m.compile_cache, m.first_step_seconds) for m in measurements]
+        compiling = [*measurements, *tries.get(rung[0].rung_index, ())]  # a try leaves its code to the rounds
+        firsts = [(m.compile_cache, m.first_step_seconds) for m in compiling]
         timings.append(
             Timing(
                 rung=rung[0].rung,

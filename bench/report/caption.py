@@ -136,7 +136,11 @@ def _counting(board: Scoreboard) -> list[str]:
     ended = sum(record.status != "interrupted" and record.kind != "scout" for record in board.records)
     tries = sum(record.kind == "scout" for record in board.records)
     processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
-    tried = f"; before them {plural(tries, 'try', 'tries')}, of which no figure is shown" if tries else ""
+    tried = (
+        f"; before them {plural(tries, 'try', 'tries')}, of which only the time of compiling is shown"
+        if tries
+        else ""
+    )
     few = board.rounds < LEAST_ROUNDS
     interval = "too few rounds for an interval" if few else "± is the 95 % t interval"
     method = "TPS: tokens per second of the timed window, geometric mean over rounds"

@@ -343,6 +343,21 @@ def test_a_table_of_times_holds_no_rung_that_was_only_tried(ladder: Ladder) -> N
     assert [each.rung for each in timing(scoreboard(records))] == ["a", "b", "d"]
 
 
+def test_how_long_a_carried_rung_compiles_is_known_from_its_try(ladder: Ladder) -> None:
+    """Which leaves its code to the rounds, whose first steps are short."""
+
+    def run(task: Task) -> Record:
+        made = process(ladder, task, SPEEDS[task.rung.name])
+        if made.measurement is None:
+            return made
+        cold = task.kind == "scout"
+        took = {"compile_cache": "cold" if cold else "warm", "first_step_seconds": 50.0 if cold else 5.0}
+        return made.model_copy(update={"measurement": made.measurement.model_copy(update=took)})
+
+    last = timing(scoreboard(climb(ladder, run)))[-1]
+    assert (last.rung, last.first_step, last.first_step_warm) == ("d", 50.0, 5.0)
+
+
 def test_a_ladder_that_names_one_that_looks_at_others_itself_is_refused(tmp_path: Path) -> None:
     task = "workload: {model: tiny, data: synthetic, seq_len: 32}"
     for name, other in (("one", "two"), ("two", "one")):
