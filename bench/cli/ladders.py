@@ -41,7 +41,7 @@ def ladders() -> None:
         Column("Shows", lambda ladder: shows(ladder.path), words=True),
     ]
     can = [ladder.path.stem for ladder in rows if answers[ladder.path] == "yes"]
-    first = [f"This machine has the devices for: {', '.join(can) or 'none'}. Begin with: bench run smoke"]
+    first = [f"This machine has the devices for: {', '.join(can) or 'none'}. Begin with: bench quick"]
     print_table(Table(title=f"{len(rows)} ladders", columns=columns, rows=rows, first=first))
 
 
