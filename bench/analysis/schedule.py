@@ -50,7 +50,6 @@ class Task:
             "left_out": "left out",
             "control": "control",
             "parity": "parity",
-            "scout": "tried",
         }
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
 

@@ -8,6 +8,7 @@ from statistics import geometric_mean
 from rich.console import Console, Group
 from rich.text import Text
 
+from bench.analysis.run_records import not_carried
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
 from bench.format import NUMBER, duration, number, plain, times
@@ -33,7 +34,8 @@ class Progress(LiveLine):
         super().__init__(self._block, console)
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
-        self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"
+        where = "trying" if task.kind == "scout" else f"round {task.repetition}/{rounds}"
+        self._title = f"{where}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
 
     def note(self, text: str) -> None:
@@ -50,8 +52,11 @@ class Progress(LiveLine):
         self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
-        if record.kind in RUNGS:
-            self._rungs.setdefault(record.rung, []).append(record)
+        if record.kind in (*RUNGS, "scout"):
+            before = [
+                r for r in self._rungs.get(record.rung, []) if r.kind == record.kind
+            ]  # rounds, or tries
+            self._rungs[record.rung] = [*before, record]
         if not self.is_drawn or record.status != "ok":
             left = self._seconds_left()
             after = f"; about {duration(left)} left" if left is not None else ""
@@ -98,6 +103,16 @@ class Progress(LiveLine):
 
 
 def _result(record: Record) -> str:
+    """What came of a process, and of a try whether its rung is carried."""
+    if record.scout is None or record.scout.over in (None, record.rung):
+        return _measured(record)
+    carried = "carried" if record.scout.carried else "not carried"
+    if record.scout.ratio is None:
+        return f"{carried}, {_measured(record)}"
+    return f"{_measured(record)}; {carried}: {times(record.scout.ratio)} {plain(record.scout.over or '')}"
+
+
+def _measured(record: Record) -> str:
     measured = record.measurement
     if record.ceiling:
         best = record.ceiling.best
@@ -115,6 +130,8 @@ def _result(record: Record) -> str:
 
 def _so_far(records: list[Record]) -> tuple[float | None, str]:
     """Mean tokens per second over the rounds so far, or why there are none."""
+    if not_carried(records[-1]):
+        return None, _result(records[-1])
     speeds = [
         tps
         for r in records

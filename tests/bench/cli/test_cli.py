@@ -22,9 +22,10 @@ from samples import measurement, record
 from typer.testing import CliRunner
 from waiting import PATIENCE, held, holding
 
+from bench.analysis.schedule import Task, ceiling_rung
 from bench.cli.main import app
 from bench.cli.progress import Progress
-from bench.records.record import append, read
+from bench.records.record import Record, Scout, append, read
 from bench.run.probe import ProbeResult
 
 
@@ -354,6 +355,27 @@ def test_the_block_on_a_terminal_grows_by_a_row_for_each_rung_with_its_gain_so_f
     assert "2,000 tokens/s  2.00x" in last
     assert "out_of_memory: no room" in last
     assert out.getvalue().count("round") == 0  # no line for each process stays above it
+
+
+def tried(name: str, index: int, tps: float, ratio: float, carried: bool) -> Record:
+    found = Scout(over="baseline", ratio=ratio, floor=0.01, carried=carried, check="ok", reason=None)
+    return record(name, index, kind="scout", measurement=measurement(tps), scout=found)
+
+
+def test_a_try_is_told_with_what_it_decided_and_gives_way_to_the_rounds() -> None:
+    out, block = io.StringIO(), io.StringIO()
+    for console in (Console(file=out), Console(file=block, force_terminal=True, width=100, height=30)):
+        with Progress(console) as progress:
+            progress.started(Task(kind="scout", rung=ceiling_rung("cpu"), repetition=1), 3, None)
+            progress.finished(tried("SDPA", 1, 2000.0, 2.0, True))
+            progress.finished(tried("bfloat16", 2, 120.0, 0.12, False))
+            progress.finished(record("SDPA", 1, measurement=measurement(2100.0)))
+    assert "trying  " in out.getvalue()
+    assert "2,000 tokens/s, first step 3.00 s; carried: 2.00x baseline" in out.getvalue()
+    assert "120 tokens/s, first step 3.00 s; not carried: 0.12x baseline" in out.getvalue()
+    last = block.getvalue().split("SDPA")[-1]
+    assert "2,100 tokens/s" in last
+    assert "not carried: 0.12x baseline" in last
 
 
 def test_without_a_terminal_each_process_is_a_line() -> None:
