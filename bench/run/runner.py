@@ -73,9 +73,13 @@ def run(
     data_sha256 = check_data(ladder, rungs, options.data)
     if options.compile_cache:
         _check_compile_cache(options.compile_cache)
-    swept = rungs[0].base is not None  # the ladder's file does not contain a sweep's candidates
+    # The ladder's file contains neither a sweep's candidates nor what is best here.
+    in_file = not any(rung.base or rung.settings or rung.best_of for rung in ladder.rungs)
     probed = probe(
-        rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate
+        rungs[-1].toggles.device,
+        ladder.path if in_file else None,
+        options.overrides,
+        ablate=options.ablate,
     )
     machine = probed.environment
     if options.place and any(rung.best_of for rung in ladder.own):
