@@ -367,6 +367,7 @@ STATUS = {
 def status_of(row: Row) -> str:
     """A rung's status as tables show it."""
     if row.status == NOT_CARRIED:
-        return "not carried" + (f": {times(row.tried)}" if row.tried is not None else "")
+        ratio = f": {times(row.tried)}" if row.tried is not None else ""
+        return f"not carried{ratio}{', within noise' if row.tried and row.tried > 1 else ''}"
     status = STATUS.get(row.status, row.status)
     return f"{status}, not {row.expect}" if row.expect and row.status == "ok" else status

@@ -251,6 +251,14 @@ def test_a_far_slower_rung_is_told_at_which_speed_to_end_itself(ladder: Ladder) 
     assert status_words(row) == "not carried: 0.07x"
 
 
+def test_a_rung_that_seemed_faster_within_the_noise_of_its_try_says_so(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        again = task.kind == "scout" and task.repetition == 2
+        return process(ladder, task, {**SPEEDS, "a": 80.0 if again else 100.0, "b": 95.0}[task.rung.name])
+
+    assert status_words(scoreboard(climb(ladder, run)).rows[1]) == "not carried: 1.19x, within noise"
+
+
 def without_tries(records: list[Record]) -> Scoreboard:
     return scoreboard([r for r in records if r.kind != "scout"])
 
