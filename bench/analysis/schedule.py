@@ -45,12 +45,7 @@ class Task:
         """Name of the task for a person who follows the run."""
         if self.is_ceiling:
             return "measured ceiling"
-        names = {
-            "alone": "alone",
-            "left_out": "left out",
-            "control": "control",
-            "parity": "parity",
-        }
+        names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
 
     @property

@@ -1,7 +1,7 @@
 """Which processes a run consists of, by how earlier ones ended: rounds, or a climb before them.
 
 With `carry: if_faster` each rung is first tried in one short window. What that finds decides which rungs the
-rounds measure, and no figure of theirs comes from it, so that choosing does not flatter what was chosen.
+rounds measure, and no speed of theirs comes from it, so that choosing does not flatter what was chosen.
 Imports no torch.
 """
 
@@ -35,26 +35,34 @@ class TaskSource(Protocol):
     def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
 
 
+class TimeLimit:
+    """Until when rounds may go on: `seconds` from now on.
+
+    patience: how many times as long the first LEAST_ROUNDS rounds may take, without which nothing is sure.
+    """
+
+    def __init__(self, seconds: float, patience: float = 1.0) -> None:
+        begun = time.monotonic()
+        self._ends, self._of_first_rounds = begun + seconds, begun + patience * seconds
+
+    def seconds_left(self, rounds: int) -> float:
+        """Return the time for one more round after so many."""
+        return (self._of_first_rounds if rounds < LEAST_ROUNDS else self._ends) - time.monotonic()
+
+
 class Rounds(Schedule):
     """A ladder's tasks, in rounds until there are enough, or until there is no time for another.
 
-    seconds: for all, from now on; one round is taken in any case. None: as the ladder's protocol has it.
-    patience: how many times `seconds` the first LEAST_ROUNDS rounds may take, without which nothing is sure.
+    limit: one round is taken in any case. None: as many as the ladder's protocol has.
     """
 
     cut: Cut | None = None
 
     def __init__(
-        self,
-        ladder: Ladder,
-        rungs: Sequence[Rung],
-        ablate: bool = False,
-        seconds: float | None = None,
-        patience: float = 1.0,
+        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, limit: TimeLimit | None = None
     ) -> None:
         super().__init__(ladder, rungs, ablate)
-        begun = time.monotonic()
-        self._ends = None if seconds is None else (begun + seconds, begun + patience * seconds)
+        self._limit = limit
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """Yield all tasks; the runner appends to `records` meanwhile."""
@@ -67,14 +75,13 @@ class Rounds(Schedule):
     def _is_last(self, repetition: int, records: list[Record], note: Callable[[str], None]) -> bool:
         """Whether no round follows this one. Only widths decide, and time: by values it would be biased."""
         until = self.ladder.protocol.until
-        if self._ends is not None:
+        if self._limit is not None:
             next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
-            left = self._ends[repetition < LEAST_ROUNDS] - time.monotonic()
             most = MOST_ROUNDS_UNTIL if until is not None else self.ladder.protocol.repeats
             narrow = until is not None and repetition >= LEAST_ROUNDS
             if repetition >= most or (narrow and narrow_enough(ratios(scoreboard(records)), until or 0.0)):
                 return True
-            if next_round > left:
+            if next_round > self._limit.seconds_left(repetition):
                 note(f"no time for another round of about {duration(next_round)}")
                 return True
             return False
@@ -97,15 +104,9 @@ class Climb:
     """
 
     def __init__(
-        self,
-        ladder: Ladder,
-        rungs: Sequence[Rung],
-        ablate: bool = False,
-        seconds: float | None = None,
-        patience: float = 1.0,
+        self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, limit: TimeLimit | None = None
     ) -> None:
-        self._ladder, self._ablate, self._patience = ladder, ablate, patience
-        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._ladder, self._ablate, self._limit = ladder, ablate, limit
         self._own = [rung for rung in rungs if not rung.external]
         self._chosen = {rung.name for rung in rungs}
         self._left_out = [r.name for r in ladder.rungs[1:] if r.name not in self._chosen]
@@ -195,20 +196,16 @@ class Climb:
 
     @property
     def _without(self) -> list[str]:
-        """Names of the rungs that are tried by now or left out, and not carried."""
+        """Names of the rungs that are not kept: left out, tried and not carried, and second tries so far."""
         kept = self._carried | {self._own[0].name}
-        tried = [record.rung for record in self._tried if record.rung not in kept]
-        return [*self._left_out, *dict.fromkeys(tried)]
+        names = [*(record.rung for record in self._tried), *(rung.name for rung in self._own if rung.again)]
+        return [*self._left_out, *dict.fromkeys(name for name in names if name not in kept)]
 
     def _try(self, rung: Rung, repetition: int = 1) -> Task:
         best, refused = best_of(self._tried), None
-        # A second try that is not needed is no part of what later ones stand on.
-        kept = {rung.name, *self._carried}
-        not_needed = [each.name for each in self._own if each.again and each.name not in kept]
+        without = [name for name in self._without if name != rung.name]
         try:
-            without = list(dict.fromkeys([*self._without, *not_needed]))
-            chain = self._ladder.carrying(without=without, upto=rung.name)
-            rung = chain.rung(rung.name)
+            rung = self._ladder.carrying(without=without, upto=rung.name).rung(rung.name)
         except LadderError as error:
             refused = str(error.__cause__ or error)
         m = best.measurement if best and repetition == 1 else None
@@ -224,10 +221,8 @@ class Climb:
 
     def _rounds_of_carried(self, note: Callable[[str], None]) -> Rounds:
         """Return the rounds over the rungs that were carried, and the external ones."""
-        second_tries = [r.name for r in self._own if r.again and r.name not in self._carried]
-        ladder = self._ladder.carrying(without=list(dict.fromkeys([*self._without, *second_tries])))
+        ladder = self._ladder.carrying(without=self._without)
         rungs = [rung for rung in ladder.rungs if rung.name in self._chosen]
         kept = listed([rung.name for rung in rungs[1:] if not rung.external])
         note(f"carried: {kept}" if kept else "carried: nothing, for no change makes training faster here")
-        left = None if self._deadline is None else self._deadline - time.monotonic()
-        return Rounds(ladder, rungs, self._ablate, left, self._patience)
+        return Rounds(ladder, rungs, self._ablate, self._limit)

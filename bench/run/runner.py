@@ -33,7 +33,7 @@ from bench.run.nodes.topology import PlaceError, nodes_for
 from bench.run.peers.checkout import why_missing
 from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
-from bench.run.rounds import Climb, Rounds, TaskSource
+from bench.run.rounds import Climb, Rounds, TaskSource, TimeLimit
 from gpt2.config.toggles import HOST, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
@@ -93,8 +93,7 @@ def run(
         ladder,
         rungs,
         options.ablate,
-        seconds=60 * options.minutes if options.minutes else None,
-        patience=options.patience,
+        TimeLimit(60 * options.minutes, options.patience) if options.minutes else None,
     )
     schedule = source()
     if other := ladder.written_for_another(machine.chip):

@@ -15,7 +15,7 @@ from bench.ladder.ladder import Ladder, load
 from bench.records.record import Record, read
 from bench.run import rounds, runner
 from bench.run.command import Options
-from bench.run.rounds import Climb, Rounds
+from bench.run.rounds import Climb, Rounds, TimeLimit
 
 pytestmark = pytest.mark.usefixtures("quick_start")
 TWO = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
@@ -45,12 +45,12 @@ def test_as_many_rounds_as_fit_are_taken_at_least_one_and_at_most_the_ladders(
 ) -> None:
     """Four processes a round: two rungs and their controls."""
     ladder = load(write_ladder(TWO, repeats=5))
-    assert rounds_taken(Rounds(ladder, ladder.rungs, seconds=seconds), ladder, clock) == taken
+    assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(seconds)), ladder, clock) == taken
 
 
 def test_rounds_that_an_interval_needs_may_take_longer_with_patience(write_ladder, clock) -> None:
     ladder = load(write_ladder(TWO, repeats=5))
-    source = Rounds(ladder, ladder.rungs, seconds=45, patience=3.0)
+    source = Rounds(ladder, ladder.rungs, limit=TimeLimit(45, patience=3.0))
     assert rounds_taken(source, ladder, clock) == 3
 
 
@@ -58,13 +58,13 @@ def test_of_a_run_until_a_width_three_rounds_are_enough_if_it_is_narrow_and_twen
     write_ladder, clock
 ) -> None:
     ladder = load(write_ladder(TWO, until=0.05))
-    assert rounds_taken(Rounds(ladder, ladder.rungs, seconds=9999), ladder, clock) == 3
+    assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)), ladder, clock) == 3
 
 
 def test_trying_the_rungs_counts(write_ladder, clock: SimpleNamespace) -> None:
     """Three tries, then rounds of two processes: the first rung alone is carried."""
     ladder = load(write_ladder(TWO, repeats=5, carry="if_faster"))
-    assert rounds_taken(Climb(ladder, ladder.rungs, seconds=30 + 45), ladder, clock) == 2
+    assert rounds_taken(Climb(ladder, ladder.rungs, limit=TimeLimit(30 + 45)), ladder, clock) == 2
 
 
 def test_a_run_that_took_what_fitted_is_complete(
