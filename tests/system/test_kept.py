@@ -106,12 +106,13 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
     )
     for number, name in enumerate(functions):
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
-        record = read(ended.path)[0][0]
-        assert record.kind == ("scout" if carry == "if_faster" else "cumulative")
-        assert (record.scout is not None) == (carry == "if_faster"), name
-        assert record.measurement == MEASURED, name
-        assert record.status == "ok", name
-        assert any(f"Sabotage: {name}" in warning for warning in record.warnings), name
+        records = read(ended.path)[0]  # a function may first be called at a later process
+        assert records[0].kind == ("scout" if carry == "if_faster" else "cumulative")
+        assert all((each.scout is not None) == (each.kind == "scout") for each in records), name
+        assert all(each.measurement == MEASURED for each in records), name
+        assert all(each.status == "ok" for each in records), name
+        warned = [each for each in records if any(f"Sabotage: {name}" in text for text in each.warnings)]
+        assert len(warned) == 1, name
 
 
 @pytest.mark.parametrize("method", ["note", "started", "working", "finished"])
