@@ -124,40 +124,40 @@ class Row:
     """Changes from the rung before, in words."""
     maths: str | None
     """`equal` to the first rung's but for rounding, or what changes it; None of another trainer."""
-    tokens_per_step: int | None
-    tps: Estimate | None
-    speedup: Estimate | None
+    tokens_per_step: int | None = None
+    tps: Estimate | None = None
+    speedup: Estimate | None = None
     """Ratio over the first rung."""
-    gain: Estimate | None
+    gain: Estimate | None = None
     """Ratio over the rung before."""
-    before: int | None
+    before: int | None = None
     """Index of the rung before; in a sweep the next smaller batch of the same toggles, else the first row."""
-    verdict: Verdict | None
+    verdict: Verdict | None = None
     """Verdict on the gain; None where this rung or the one before failed a check."""
-    efficiency: Estimate | None
+    efficiency: Estimate | None = None
     """Tokens per second and device over those of an earlier rung that trains alike on fewer devices."""
-    efficiency_over: str | None
+    efficiency_over: str | None = None
     """Name of that rung."""
-    mfu: float | None
+    mfu: float | None = None
     """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
-    mfu_own: float | None
+    mfu_own: float | None = None
     """Share of the dense peak of the number format that this rung multiplies."""
-    hfu: float | None
+    hfu: float | None = None
     """MFU including what is computed a second time to save memory; None where nothing is."""
-    ceiling_share: float | None
+    ceiling_share: float | None = None
     """Share of the matmul rate measured on this machine."""
-    peak_memory_bytes: int | None
-    peak_memory_method: str | None
-    loss: float | None
+    peak_memory_bytes: int | None = None
+    peak_memory_method: str | None = None
+    loss: float | None = None
     """Loss at Scoreboard.loss_step."""
-    caveats: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
     """Why it may not be called the fastest, even if its status is ok."""
-    dropped: bool
+    dropped: bool = False
     """Whether a candidate of a sweep ran in fewer rounds than it could."""
-    joules_per_token: float | None
+    joules_per_token: float | None = None
     status: str
     """ok, a failed check (see bench.analysis.claim_checks), or how the last failing process ended."""
-    error: str | None
+    error: str | None = None
     """Why it is not ok."""
     expect: str | None
     """The outcome that the ladder expects of this rung."""
@@ -277,24 +277,6 @@ def _row_left_out(rung: Sequence[Record], before: Sequence[Record] | None) -> Ro
         toggles=toggles,
         changed=tuple(_changed(rung, before)),
         maths="; ".join(maths) or EQUAL,
-        tokens_per_step=None,
-        tps=None,
-        speedup=None,
-        gain=None,
-        before=None,
-        verdict=None,
-        efficiency=None,
-        efficiency_over=None,
-        mfu=None,
-        mfu_own=None,
-        hfu=None,
-        ceiling_share=None,
-        peak_memory_bytes=None,
-        peak_memory_method=None,
-        loss=None,
-        caveats=(),
-        dropped=False,
-        joules_per_token=None,
         status=NOT_CARRIED if slow else scout.check,
         error=None if slow else scout.reason,
         expect=rung[0].expect,

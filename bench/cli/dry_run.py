@@ -12,7 +12,7 @@ from functools import partial
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
 from bench.host.feasibility import TIGHT, check_time
-from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
+from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.peers import PeerRung
 from bench.report.brief import Brief
 from bench.report.table import Column, Table
@@ -105,7 +105,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     brief = Column[Planned](where, lambda row: _briefly(row.answer), words=True)
     table = Table(title=f"{ladder.path}: {ladder.name}", columns=[*columns, brief], rows=rows)
     p = ladder.protocol
-    fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
+    fewer = f"{p.least_blocks} where these take longer than {p.max_window_seconds:g} s"
     notes = [
         *_why_not(rows),
         *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),

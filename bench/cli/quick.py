@@ -100,7 +100,7 @@ def _for_this_machine(
             overrides.append("workload.data=synthetic")
             progress.note(f"a generated corpus is trained on: {error}")
     ladder = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
-    whole = suited([Path(name) for name in DEVICES])
+    whole, _ = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
     plain, common, _ = ladder.rungs
     device = {"device": top.device, "adamw": whole.own[0].toggles.adamw}

@@ -14,7 +14,7 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
-from bench.cli.terminal import after_measuring, cannot_write, report_end
+from bench.cli.terminal import after_measuring, cannot_write, report_end, say
 from bench.errors import BenchError
 from gpt2.terminal import finite
 
@@ -140,6 +140,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
     """Yield a task for each combination of the workload's values. Raises LadderError."""
     from bench.analysis.schedule import full_set
     from bench.ladder.ladder import LadderError, load
+    from bench.run.suited import supported
     from bench.run.sweep.candidate import as_ladder
 
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
@@ -148,7 +149,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
     for values in product(*(axis.values for axis in workload)):
         what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
         overrides = (*given, *(f"workload.{each}" for each in what))
-        ladder = load(Path(path), overrides)
+        ladder = supported(load(Path(path), overrides), overrides, say)
         base = ladder.rung(rung) if rung else full_set(ladder.first_tries)[-1]
         if base.external:
             raise LadderError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
-from bench.cli.terminal import print_brief
+from bench.cli.terminal import print_brief, say
 from bench.errors import BenchError
 from bench.process.shutdown import interruptible
 
@@ -62,12 +62,13 @@ def turns(
     from bench.run.best import with_best
     from bench.run.probe import probe
     from bench.run.runner import check_data, new_results
+    from bench.run.suited import supported
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
     from gpt2.hardware.host import temp_folder
 
     time = datetime.now(UTC).isoformat(timespec="seconds")
-    loaded = load(ladder, set_ or [])
+    loaded = supported(load(ladder, set_ or []), set_ or [], say)
     environment = probe(loaded.rungs[0].toggles.device).environment
     loaded, found = with_best(loaded, set_ or [], out, environment)
     for each in found:

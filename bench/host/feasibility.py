@@ -13,7 +13,7 @@ from functools import cache
 
 import torch
 
-from bench.ladder.ladder import LEAST_BLOCKS, Ladder
+from bench.ladder.ladder import Ladder
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.device import Device
 
@@ -35,7 +35,7 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
         return
     workload, protocol = ladder.workload, ladder.protocol
     tokens = (
-        (protocol.min_warmup_steps + LEAST_BLOCKS)
+        (protocol.min_warmup_steps + protocol.least_blocks)
         * toggles.tokens_per_step(workload.seq_len)
         / toggles.world_size
     )

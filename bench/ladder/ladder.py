@@ -22,7 +22,10 @@ from gpt2.config.workload import STRICT, Workload
 from gpt2.hardware import peaks
 
 LEAST_BLOCKS = 5
-"""Fewest blocks of a window; fewer would not show how evenly the machine ran."""
+"""Blocks that a window has however long they take, unless the ladder asks for fewer.
+
+Fewer would not show how evenly the machine ran; where rounds are short and many, they show it.
+"""
 MOST_FILE_NAME = 160
 """Most bytes of the ladder's name in a file name."""
 LONGEST_NAME = 100
@@ -46,9 +49,9 @@ class Protocol:
     block_seconds: float = 1.0
     """Approximate length of a block; the device is synchronised at block ends only."""
     blocks: int = 10
-    """Number of blocks in the timed window, at least 5."""
+    """Number of blocks in the timed window, at least 3."""
     max_window_seconds: float = 90.0
-    """Limit of the window, which then has fewer blocks, but at least 5."""
+    """Limit of the window, which then has fewer blocks, but at least 5 (or `blocks`, if that is less)."""
     timeout_seconds: float = 900.0
     """Wall-clock limit of one process; beyond it the rung is recorded as a timeout."""
     loss_steps: int = 0
@@ -67,7 +70,7 @@ class Protocol:
         for name, least in {
             "repeats": 1,
             "min_warmup_steps": 1,
-            "blocks": LEAST_BLOCKS,
+            "blocks": 3,
             "loss_steps": 0,
         }.items():
             if getattr(self, name) < least:
@@ -80,6 +83,11 @@ class Protocol:
                 raise ValueError(f"{name} {getattr(self, name)} is less than 0")
         if self.until is not None and not 0.001 <= self.until <= 1:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that a window has however long they take."""
+        return min(LEAST_BLOCKS, self.blocks)
 
     @property
     def short(self) -> Protocol:

@@ -297,7 +297,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             yield f"Gave most: {told or 'no step is told from noise yet'}."
     if most := limit_tps(board, best):
         more = f"{number(most)} tokens/s, {most / best.tps.value:.1f}x the fastest"
-        limit = f"{more}, by a step's matmuls and AdamW's memory traffic alone"
+        limit = f"{more}: a step of its matmuls, causal attention and AdamW alone"
     else:
         limit = "not measured here (bench roofline)"
     yield f"Limit: {limit}."
@@ -314,7 +314,7 @@ def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
 
 
 def limit_tps(board: Scoreboard, row: Row) -> float | None:
-    """Tokens per second of a rung whose step were matmuls and AdamW's memory traffic alone."""
+    """Tokens per second of a rung whose step were matmuls, causal attention and AdamW's traffic alone."""
     least = bound_of(board, row) if row.tokens_per_step else None
     return most_tokens_per_second(least, row.tokens_per_step) if least and row.tokens_per_step else None
 
@@ -372,8 +372,8 @@ def _marks(board: Scoreboard) -> Iterator[str]:
     if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
-            fastest = f"the fastest matmul here, {best / 1e12:.3g} TFLOP/s"
-            yield f"{CEILING}: of {fastest}; counts the half of attention a mask skips."
+            fastest = f"this machine's fastest matmul, {best / 1e12:.3g} TFLOP/s"
+            yield f"{CEILING}: of {fastest}; attention counts in full, as if nothing were masked."
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:

@@ -50,6 +50,6 @@ def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tupl
         same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
         if same and best and not board.interrupted:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
-    top = full_set(suited([ladder.path]).own)[-1]
+    top = full_set(suited([ladder.path])[0].own)[-1]
     why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"
     return top.toggles, f"all of {ladder.name} that this machine supports, as {why}"

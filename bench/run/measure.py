@@ -16,7 +16,7 @@ import torch
 
 from bench.host.standstill import Instant, Pulse, standstills
 from bench.host.telemetry import CpuTimes, cpu_times
-from bench.ladder.ladder import LEAST_BLOCKS, Protocol
+from bench.ladder.ladder import Protocol
 from bench.process.worker_side import TooSlow
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
@@ -182,7 +182,7 @@ def measure(
         with Collections() as collections:
             while len(blocks) < protocol.blocks:
                 lasted = sum(block.seconds for block in blocks)
-                if len(blocks) >= LEAST_BLOCKS and agree(lasted) > protocol.max_window_seconds:
+                if len(blocks) >= protocol.least_blocks and agree(lasted) > protocol.max_window_seconds:
                     break
                 block, of_steps = pull(block_steps)
                 blocks.append(block)

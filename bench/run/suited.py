@@ -5,28 +5,31 @@ Alone: python -m bench.run.suited cuda cpu
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
-import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.errors import BenchError
+from bench.format import listed
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.process.supervisor import how_it_ended, tail
 from gpt2.config.toggles import HOST, XLA, UnsupportedToggle
 from gpt2.training.reexec import own_variables, python
 
 
-def suited(ladders: Sequence[Path]) -> Ladder:
+def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladder, list[str]]:
     """Return the first of these ladders whose device is here, without the rungs that cannot run here.
 
-    A number format in which this CPU multiplies no faster than in float32 counts as one of those. Raises
-    BenchError where the question cannot be put.
+    overrides: with which they are loaded. With it, the names of those rungs, of which one is also a number
+    format in which this CPU multiplies no faster than in float32. Raises BenchError where the question cannot
+    be put.
     """
     command = [*python("bench.run.suited"), *map(str, ladders)]
+    command += [part for override in overrides for part in ("--set", override)]
     done = subprocess.run(
         command,
         env={**os.environ, **own_variables()},
@@ -39,13 +42,32 @@ def suited(ladders: Sequence[Path]) -> Ladder:
         last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
         raise BenchError(f"this machine could not be asked what it supports: {last}")
     path, without = json.loads(done.stdout.splitlines()[-1])
-    return load(Path(path)).carrying(without=without)
+    ladder = load(Path(path), overrides)
+    left_out = [rung.name for rung in ladder.first_tries if rung.name in without]
+    return ladder.carrying(without=without), left_out
+
+
+def supported(ladder: Ladder, overrides: Sequence[str], note: Callable[[str], None]) -> Ladder:
+    """Return a ladder that leaves out by itself what this machine cannot run without those rungs.
+
+    Any other ladder is returned as it is. note: is told which rungs those are.
+    """
+    if ladder.protocol.carry == "always":
+        return ladder
+    ladder, left_out = suited([ladder.path], overrides)
+    if left_out:
+        note(f"left out, as this machine does not support them: {listed(left_out)}")
+    return ladder
 
 
 def main() -> None:
     """Print the path of the ladder and the names of its rungs that cannot run here, as JSON."""
     warnings.simplefilter("ignore")
-    ladders = [load(Path(name)) for name in sys.argv[1:]]
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ladders", type=Path, nargs="+")
+    parser.add_argument("--set", action="append", default=[])
+    arguments = parser.parse_args()
+    ladders = [load(path, arguments.set) for path in arguments.ladders]
     ladder = next((each for each in ladders if _has_device(each.own[-1].toggles.device)), ladders[-1])
     print(json.dumps([str(ladder.path), _not_suited(ladder)]))
 

@@ -362,7 +362,8 @@ def _peak_flops(
     if given_tflops is not None:
         own = given_tflops * 1e12 if number_format == "bfloat16" else None
         return _peaks(given_tflops * 1e12, own, "given with --peak-tflops", "given", devices)
-    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, machine.cpu_identity)
+    identity = {**machine.cpu_identity, "name": machine.cpu}
+    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, identity)
     if chip is None:
         why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
         return _peaks(None, None, why, None, devices)

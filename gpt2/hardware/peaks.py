@@ -208,10 +208,23 @@ at 256 bits and 1.6 at 512. Of Zen 5 by AMD's guide, not measured.
 """
 
 
+SKYLAKE_SERVER = "GenuineIntel", 6, 0x55
+ONE_UNIT = re.compile(r"\b(Bronze|Silver|Gold 5(?!\d22\b)\d{3})")
+"""Names of Xeons of Skylake and Cascade Lake with one unit of AVX-512, where their siblings have two.
+
+By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bronze and Silver, and of Gold 5100
+and 5200 all but 5122 and 5222. From Ice Lake on every Xeon Scalable has two.
+"""
+
+
 def _kind(identity: Mapping[str, str]) -> tuple[tuple[str, int], bool]:
     """Return vendor and family of a core, and whether it takes its widest instructions in halves."""
-    kind = identity.get("vendor", ""), int(identity.get("family", -1))
-    return kind, any(int(identity.get("model", -1)) in models for models in HALVES.get(kind, ()))
+    kind, model = (
+        (identity.get("vendor", ""), int(identity.get("family", -1))),
+        int(identity.get("model", -1)),
+    )
+    one_unit = (*kind, model) == SKYLAKE_SERVER and bool(ONE_UNIT.search(identity.get("name", "")))
+    return kind, one_unit or any(model in models for models in HALVES.get(kind, ()))
 
 
 def derived_cpu(
@@ -219,9 +232,9 @@ def derived_cpu(
 ) -> Chip | None:
     """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where these are not known.
 
-    `cores` are physical, `mhz` is in MHz, `flags` and `identity` are as Linux reports them. The units per
-    core are assumed to be a server core's, since flags do not show them, and the clock is assumed to hold
-    under load. The result is therefore shown as derived and never ranked.
+    `cores` are physical, `mhz` is in MHz, `flags` and `identity` (and in it the CPU's name) are as Linux
+    reports them. The units per core are assumed to be a server core's where these do not tell, and the clock
+    is assumed to hold under load. The result is therefore shown as derived and never ranked.
     """
     if mhz is None or mhz <= 0 or cores < 1:
         return None

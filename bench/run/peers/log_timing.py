@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
-from bench.ladder.ladder import LEAST_BLOCKS, Protocol
+from bench.ladder.ladder import Protocol
 from bench.ladder.peers import Line
 from bench.run.peers.trainer_log import LogError
 
@@ -86,7 +86,7 @@ class LogTiming:
     @property
     def enough(self) -> bool:
         """Whether there are as many blocks as a window needs."""
-        return len(self.block_seconds) >= LEAST_BLOCKS
+        return len(self.block_seconds) >= self._protocol.least_blocks
 
     @property
     def complete(self) -> bool:

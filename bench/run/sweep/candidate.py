@@ -27,6 +27,7 @@ def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, f
         toggles=toggles,
         base=base.name,
         settings=ladder.settings(base.toggles, toggles),
+        without=base.without,
     )
 
 

@@ -140,6 +140,7 @@ def started(
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
         words += [part for setting in rung.settings for part in ("--own", setting)]
+        words += [part for name in rung.without for part in ("--without", name)]
     with contextlib.ExitStack() as stack:
         # Empty for each process: compiled code and cached code lie differently in memory.
         cache = stack.enter_context(

@@ -28,9 +28,14 @@ def main() -> int:
     parser.add_argument(
         "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
     )
+    parser.add_argument(
+        "--without", action="append", default=[], metavar="RUNG", help="a rung whose changes are not kept"
+    )
     arguments = parser.parse_args()
     try:
         ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
+        if arguments.without:
+            ladder = ladder.carrying(without=arguments.without)
         rung = ladder.rung(arguments.rung)
     except LadderError as error:
         print(error)

@@ -166,7 +166,7 @@ BAD = {
         "rungs: [{name: b, set: {world_size: 0}}]",
         "rung 'b': world_size 0 is less than 1",
     ),
-    "too few blocks": ("protocol: {blocks: 2}\nrungs: [{name: b}]", "protocol: blocks 2 is less than 5"),
+    "too few blocks": ("protocol: {blocks: 2}\nrungs: [{name: b}]", "protocol: blocks 2 is less than 3"),
     "broken YAML": ("rungs: [{name: b", "line "),
 }
 

@@ -309,6 +309,26 @@ def test_a_cpu_whose_units_are_half_as_wide_as_its_instructions_has_half_the_flo
     assert ("bfloat16" in cpu.note) == (bfloat16 is None)
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "float32"),
+    [
+        (0x55, "Intel(R) Xeon(R) Silver 4114 CPU @ 2.20GHz", 32),
+        (0x55, "Intel(R) Xeon(R) Bronze 3206R CPU @ 1.90GHz", 32),
+        (0x55, "Intel(R) Xeon(R) Gold 5218 CPU @ 2.30GHz", 32),
+        (0x55, "Intel(R) Xeon(R) Gold 5220R CPU @ 2.20GHz", 32),
+        (0x55, "Intel(R) Xeon(R) Gold 5222 CPU @ 3.80GHz", 64),
+        (0x55, "Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", 64),
+        (0x55, "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", 64),
+        (0x6A, "Intel(R) Xeon(R) Silver 4310 CPU @ 2.10GHz", 64),
+    ],
+)
+def test_xeons_with_one_unit_of_avx_512_are_known_by_their_names(model: int, name: str, float32: int) -> None:
+    identity = {**amd(6, model, "GenuineIntel"), "name": name}
+    cpu = peaks.derived_cpu(1, 1000.0, ["avx2", "avx512f"], identity)
+    assert cpu is not None
+    assert cpu.float32 == float32 * 1e9
+
+
 def test_a_derived_peak_of_zen_4_says_on_what_units() -> None:
     cpu = peaks.derived_cpu(2, 2596.0, AVX512, amd(25, 17))
     assert cpu is not None
