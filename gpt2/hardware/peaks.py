@@ -212,8 +212,8 @@ SKYLAKE_SERVER = "GenuineIntel", 6, 0x55
 ONE_UNIT = re.compile(r"\b(Bronze|Silver|Gold 5(?!\d22\b)\d{3})")
 """Names of Xeons of Skylake and Cascade Lake with one unit of AVX-512, where their siblings have two.
 
-By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bronze and Silver, and of Gold 5100
-and 5200 all but 5122 and 5222. From Ice Lake on every Xeon Scalable has two.
+By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bronze and Silver, and of Gold
+5100 and 5200 all but 5122 and 5222. From Ice Lake on every Xeon Scalable has two.
 """
 
 

@@ -17,7 +17,6 @@ from bench.run.suited import supported
 from bench.run.sweep.candidate import as_ladder
 from gpt2.training.reexec import python
 
-
 CLIMB = """name: climb
 workload: {model: tiny, data: synthetic, seq_len: 32}
 protocol: {repeats: 1, carry: if_faster}
