@@ -18,13 +18,18 @@ FAR_TOO_SLOW = 0.5
 """Share of the best so far below which a rung's first steps end it."""
 ERRORS = 2.0
 """Standard errors of the two windows by which a rung has to be ahead."""
+STALE = 2
+"""After so many tries that were within the noise of the best one's window, that is taken again.
+
+The best is so by its window: by luck that may be one of a fast minute, which no later rung would reach.
+"""
 
 
 def judge(record: Record, tried: Sequence[Record]) -> Scout:
     """Decide whether a rung that was tried is carried.
 
     tried: the records of those before it, in order, each with its own decision. The first rung is always
-    carried; another one if it ran, kept the losses, did what it claims, and was faster than the last that was
+    carried, and so is one that is tried again as the best so far; another one if it ran, kept the losses, did what it claims, and was faster than the last that was
     carried by more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS
     standard errors of the two windows, whichever is largest.
     """
@@ -32,8 +37,8 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     best = best_of(tried)
     check, reason = "ok", None
     ratio = _ratio(record, best)
-    if not tried or record.rung_index == tried[0].rung_index:
-        over = tried[0].rung if tried else None
+    if not tried or any(each.rung_index == record.rung_index for each in tried):
+        over = record.rung if tried else None
         return Scout(
             over=over, ratio=ratio, floor=None, carried=True, check=record.status, reason=record.error
         )
@@ -61,6 +66,15 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
 def best_of(tried: Sequence[Record]) -> Record | None:
     """The last rung that was carried and measured: what the next one stands on and is compared with."""
     return next((r for r in reversed(tried) if _is_carried(r, tried) and _speed(r)), None)
+
+
+def is_stale(tried: Sequence[Record]) -> bool:
+    """Whether the best so far is to be tried again, before anything else is compared with it."""
+    best = best_of(tried)
+    since = tried[tried.index(best) + 1 :] if best else ()
+    scouts = [record.scout for record in since if record.scout and record.status == "ok"]
+    close = [s for s in scouts if s.check == "ok" and s.ratio and s.floor and s.ratio >= 1 - s.floor]
+    return len(close) >= STALE
 
 
 def _is_carried(record: Record, tried: Sequence[Record]) -> bool:

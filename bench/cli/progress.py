@@ -35,7 +35,8 @@ class Progress(LiveLine):
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         where = "trying" if task.kind == "scout" else f"round {task.repetition}/{rounds}"
-        self._title = f"{where}  {plain(task.title)}"
+        again = " again" if task.kind == "scout" and task.repetition > 1 else ""
+        self._title = f"{where}{again}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
 
     def note(self, text: str) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol
 from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
-from bench.analysis.scouting import FAR_TOO_SLOW, best_of, judge
+from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_stale, judge
 from bench.format import duration, listed
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
 from bench.records.record import Record
@@ -162,8 +162,8 @@ class Climb:
             return self._rounds.seconds_left(repetition, rounds)
         if not self._seconds:
             return None
-        first_tries = sum(not rung.again for rung in self._own)
-        to_try = max(0, first_tries + 1 - len(self._tried))
+        known = {record.rung_index for record in self._tried}
+        to_try = sum(not rung.again and rung.index not in known for rung in self._own)
         carried = len({r.rung_index for r in self._tried if r.scout and r.scout.carried})
         each = sum(self._seconds) / len(self._seconds)
         windows = [self._longer(record) for record in self._tried if record.measurement]
@@ -178,7 +178,10 @@ class Climb:
         return max(0.0, whole - LEAST_BLOCKS * max(short.block_seconds, step))
 
     def _tries(self) -> Iterator[Task]:
-        """Yield the tries that are still to be made: the first rung's twice, to know the noise."""
+        """Yield the tries that are still to be made: the first rung's twice, to know the noise.
+
+        The best so far is tried again from time to time, as the machine may not be what it was.
+        """
         first = self._own[0]
         for repetition in (1, 2):
             if not any(r.rung_index == first.index and r.repetition == repetition for r in self._tried):
@@ -187,8 +190,12 @@ class Climb:
                 break
         for rung in self._own[1:]:
             known = {record.rung_index for record in self._tried}
-            if rung.index not in known and not (rung.again and rung.again in self._carried):
-                yield self._try(rung)
+            if rung.index in known or (rung.again and rung.again in self._carried):
+                continue
+            if is_stale(self._tried) and (best := best_of(self._tried)):
+                last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
+                yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
+            yield self._try(rung)
 
     @property
     def _carried(self) -> set[str]:

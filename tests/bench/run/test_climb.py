@@ -263,6 +263,34 @@ def without_tries(records: list[Record]) -> Scoreboard:
     return scoreboard([r for r in records if r.kind != "scout"])
 
 
+FIVE = FOUR.replace("}]", "}, {name: e, set: {compile: default}}]")
+
+
+def test_the_best_is_tried_again_after_two_tries_within_its_noise(write_ladder) -> None:
+    """b's first window is of a fast minute, which c and d do not reach; e is compared with a later one."""
+    ladder = load(write_ladder(FIVE, carry="if_faster"))
+
+    def run(task: Task) -> Record:
+        fast = task.kind == "scout" and task.repetition == 1
+        speeds = {"a": 100.0, "b": 130.0 if fast else 120.0, "c": 130.0, "d": 129.0, "e": 128.0}
+        return process(ladder, task, speeds[task.rung.name])
+
+    records = climb(ladder, run)
+    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("b", 2), ("e", 1)]
+    last = records[len(tries) - 1].scout
+    assert last is not None
+    assert (last.over, round(last.ratio or 0, 3), last.carried) == ("b", 1.067, True)
+    assert measured_rungs(records) == ["a", "b", "e"]
+
+
+def test_the_best_is_not_tried_again_after_rungs_that_are_clearly_slower(write_ladder) -> None:
+    ladder = load(write_ladder(FIVE, carry="if_faster"))
+    records = of_speeds(ladder, {"a": 100.0, "b": 130.0, "c": 100.0, "d": 110.0, "e": 120.0})
+    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+
+
 def test_no_figure_of_a_measured_rung_comes_from_trying_it(ladder: Ladder) -> None:
     noise = random.Random(0)
     records = climb(

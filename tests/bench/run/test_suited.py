@@ -20,7 +20,7 @@ from gpt2.training.reexec import python
 CLIMB = """name: climb
 workload: {model: tiny, data: synthetic, seq_len: 32}
 protocol: {repeats: 1, carry: if_faster}
-rungs: [{name: a, set: {device: cpu}}, {name: b, set: {attention: flash}}, {name: c, set: {adamw: fused}}]
+rungs: [{name: a, set: {device: cpu}}, {name: b, set: {attention: cudnn}}, {name: c, set: {adamw: fused}}]
 """
 
 
