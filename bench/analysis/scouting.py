@@ -29,9 +29,10 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     """Decide whether a rung that was tried is carried.
 
     tried: the records of those before it, in order, each with its own decision. The first rung is always
-    carried, and so is one that is tried again as the best so far; another one if it ran, kept the losses, did what it claims, and was faster than the last that was
-    carried by more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS
-    standard errors of the two windows, whichever is largest.
+    carried, and so is the best so far where it is tried again. Another one is carried if it ran, kept the
+    losses, did what it claims, and was faster than the last that was carried by more than the floor:
+    LEAST_DELTA, the difference of the first rung's two tries, or ERRORS standard errors of the two windows,
+    whichever is largest.
     """
     chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
