@@ -36,6 +36,15 @@ def use_streams() -> None:
         os.environ.pop("COLUMNS", None)
 
 
+def in_a_folder(program: str) -> None:
+    """Exit with code 2 where the working directory is gone, which every command needs."""
+    try:
+        os.getcwd()
+    except OSError:
+        typer.echo(f"{program}: the working directory is no longer there; go to another one", err=True)
+        raise SystemExit(2) from None
+
+
 def stderr_console() -> Console:
     """Return a console for progress on stderr that goes quiet when its reader is gone."""
     from rich.console import Console

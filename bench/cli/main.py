@@ -33,7 +33,7 @@ from bench.cli.options import (
 )
 from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end
 from bench.errors import BenchError
-from gpt2.terminal import Version, denied, paragraphs, use_streams
+from gpt2.terminal import Version, denied, in_a_folder, paragraphs, use_streams
 
 app = typer.Typer(
     name="bench",
@@ -58,6 +58,7 @@ def options(
 def main() -> None:
     """Entry point of the console script."""
     use_streams()
+    in_a_folder("bench")
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:

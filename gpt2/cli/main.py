@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from gpt2.cli.models import evaluate, export, import_, sample
-from gpt2.terminal import Version, denied, fail, finite, paragraphs, use_streams
+from gpt2.terminal import Version, denied, fail, finite, in_a_folder, paragraphs, use_streams
 
 MODULE = "gpt2.cli"
 
@@ -170,6 +170,7 @@ for name, command in COMMANDS.items():
 
 def main() -> None:
     use_streams()
+    in_a_folder("gpt2")
     code = 0
     try:
         app(prog_name="gpt2")

@@ -2,7 +2,8 @@
 
 It is YAML 1.1 (on, off, yes and no are true and false; << merges mappings), with these differences: 1e-3 is a
 number as 1.0e-3 is, a date is text, and anything but plain data is refused: a duplicate key, a number that is
-not finite, a value that contains itself, a tag such as !!set.
+not finite or not decimal (010 would be 8, and 1:30 would be 90), a value that contains itself, a tag such as
+!!set.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ NOT_RESOLVED = {f"{TAG}timestamp", f"{TAG}value"}
 """Tags that YAML 1.1 gives to some plain text, and this reader does not."""
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
 """A float without a decimal point or without the exponent's sign, which YAML 1.1 reads as text."""
+DECIMAL = {
+    f"{TAG}int": re.compile(r"[-+]?(?:0|[1-9][\d_]*)"),
+    f"{TAG}float": re.compile(r"[^:]+"),
+}
+"""Numbers that are what they seem; YAML 1.1 has others to the bases 2, 8, 16 and 60."""
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
@@ -112,6 +118,9 @@ class _Loader(yaml.SafeLoader):
             found = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError):
             raise _wrong(f"{_text(node)} is no {node.tag.replace(TAG, '')}", node) from None
+        if node.tag in DECIMAL and not DECIMAL[node.tag].fullmatch(node.value):
+            read = f"YAML reads {_text(node)} as {found}"
+            raise _wrong(f"{read}; write a decimal number, or put a text in quotes", node)
         if isinstance(found, float) and not math.isfinite(found):
             raise _wrong(f"{_text(node)} is no finite number", node)
         return found

@@ -329,6 +329,17 @@ def test_a_ladder_of_any_script_runs_where_only_ascii_can_be_written(tmp_path: P
     assert read(results)[0][0].rung == "größer 漢字"
 
 
+@pytest.mark.parametrize("words", [("bench", "ladders"), ("gpt2", "prepare", "tinyshakespeare")])
+def test_a_working_directory_that_is_gone_is_told_in_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    program, *rest = words
+    script = f'rmdir {gone} && exec {BIN / program} {" ".join(rest)}'
+    done = subprocess.run(["sh", "-c", script], cwd=gone, text=True, capture_output=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"{program}: the working directory is no longer there; go to another one\n"
+
+
 def test_the_programs_are_where_these_tests_look() -> None:
     assert all(shutil.which(BIN / name) for name in ("bench", "gpt2"))
 

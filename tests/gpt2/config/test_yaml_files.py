@@ -60,6 +60,24 @@ def test_what_is_no_number_is_text_and_refused_where_a_number_is_wanted(text: st
     assert "should be a number" in complains(overrides=[f"workload.lr={text}"])
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", "8"), ("1:30", "90"), ("-0b11", "-3"), ("0x1F", "31"), ("1:30.5", "90.5"), ("!!int 017", "15")],
+)
+def test_a_number_that_is_not_decimal_is_refused_with_what_it_would_be(
+    text: str, value: str, complains
+) -> None:
+    read = f"YAML reads {text.removeprefix('!!int ')} as {value}; write a decimal number"
+    assert f"f.yaml: line 2: {read}" in complains(workload=f"{{seq_len: {text}}}")
+    assert read in complains(overrides=[f"workload.seq_len={text}"])
+
+
+@pytest.mark.parametrize("text", ["0", "-7", "1_000", "+12"])
+def test_a_decimal_number_may_have_a_sign_and_underscores(text: str, tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text(f"key: {text}\n")
+    assert yaml_files.read(tmp_path / "f.yaml") == {"key": int(text)}
+
+
 @pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e999", "[.nan]"])
 def test_a_number_that_is_not_finite_is_refused_with_its_line(text: str, complains) -> None:
     said = complains(workload=f"{{lr: {text}}}", head="# what is\n# computed\n")
