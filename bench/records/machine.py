@@ -83,12 +83,17 @@ class Environment(Plain):
 
     @property
     def machine(self) -> str:
-        """Name of the machine from chip, count and number of nodes, fit for a folder's name."""
+        """Name of the machine from chip, count and number of nodes, fit for a folder's name.
+
+        Of a CPU of which the process may use some cores only, those count: it is as good as another machine.
+        """
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
         noise |= {"family", "model", "stepping", "implementer", "part"}  # of a CPU that has numbers, no name
         words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
         name = "-".join([word for word in words if word not in noise] or ["unknown"])
-        return f"{name}-x{self.device_count}{f'-{self.nodes}nodes' if self.nodes else ''}"
+        usable = self.usable_cores if self.chip == self.cpu else None
+        count = min(self.device_count, usable or self.device_count)
+        return f"{name}-x{count}{f'-{self.nodes}nodes' if self.nodes else ''}"
 
 
 Difference = tuple[str, object, object]

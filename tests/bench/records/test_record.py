@@ -255,6 +255,20 @@ def test_a_machine_is_named_by_chip_and_count(chip: str, count: int, machine: st
     assert MACHINE.model_copy(update={"chip": chip, "device_count": count}).machine == machine
 
 
+@pytest.mark.parametrize(
+    ("usable", "machine"), [(1, "some-x1"), (8, "some-x8"), (16, "some-x8"), (None, "some-x8")]
+)
+def test_a_cpu_of_which_only_some_cores_may_be_used_is_another_machine(
+    usable: int | None, machine: str
+) -> None:
+    changes = {"chip": "Some CPU", "device_count": 8, "usable_cores": usable}
+    assert MACHINE.model_copy(update=changes).machine == machine
+
+
+def test_a_gpu_is_the_same_machine_whatever_cores_may_be_used() -> None:
+    assert MACHINE.model_copy(update={"device_count": 4, "usable_cores": 1}).machine == "h100-80gb-hbm3-x4"
+
+
 def test_tokens_per_second_are_those_of_the_whole_window() -> None:
     window = measurement(tokens_per_step=100, block_steps=2, block_seconds=[1.0, 3.0])
     assert window.tokens_per_second == 100 * 2 * 2 / 4.0
