@@ -14,7 +14,15 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, plural, times, with_interval
 from bench.report.plots import style
-from bench.report.screen import CEILING, DERIVED_MFU, MFU, machine_title, most_gained, share_of_limit
+from bench.report.screen import (
+    CEILING,
+    DERIVED_MFU,
+    MFU,
+    limit_tps,
+    machine_title,
+    most_gained,
+    share_of_limit,
+)
 from bench.stats import LEAST_ROUNDS, Estimate
 
 WIDTH = 8.0
@@ -54,7 +62,7 @@ def finding(board: Scoreboard) -> str:
 
 
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, with each one's factor; None for a sweep."""
+    """Tokens per second from the first rung to the last, each one's factor, and the limit; None for a sweep."""
     rows = [row for row in board.rows if row.tps]
     own = [row for row in rows if not row.external]
     if len(rows) < 2 or not own or board.swept:
@@ -69,7 +77,11 @@ def climb(board: Scoreboard) -> Figure | None:
         (max(before.value, tps.high or tps.value), words)
         for before, tps, words in zip(starts, speeds, texts, strict=True)
     ]
-    style.fit_log_axis(axes, min(tps.value for tps in speeds), ends)
+    limit = limit_tps(board, board.fastest) if board.fastest else None
+    style.fit_log_axis(axes, min(tps.value for tps in speeds), [*ends, *([(limit, "")] if limit else [])])
+    if limit:
+        axes.axvline(limit, color=axes.xaxis.label.get_color(), lw=1, ls=":")
+        axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
         if row.tps is None:
@@ -84,7 +96,16 @@ def climb(board: Scoreboard) -> Figure | None:
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
     style.plain_log(axes.xaxis)
-    axes.set_xlabel("tokens per second (log scale)")
+    verdicts = {row.verdict for row in rows if not row.external}
+    named = {"green": ("faster",), "orange": ("slower",), "grey": ("same", "unclear")}
+    words = {"same": "no difference"}
+    legend = [
+        f"{colour}: {' or '.join(words.get(each, each) for each in these if each in verdicts)}"
+        for colour, these in named.items()
+        if verdicts.intersection(these)
+    ]
+    over = f"\nthan the rung before: {', '.join(legend)}" if legend else ""
+    axes.set_xlabel(f"tokens per second (log scale){over}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
