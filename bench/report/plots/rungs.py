@@ -12,7 +12,7 @@ from bench.analysis.attribution import Attribution, Gain
 from bench.analysis.attribution import attribution as attributed
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, times, with_interval
+from bench.format import GIB, number, plural, times, verdict_word, with_interval
 from bench.report.plots import style
 from bench.report.screen import (
     CEILING,
@@ -23,7 +23,7 @@ from bench.report.screen import (
     most_gained,
     share_of_limit,
 )
-from bench.stats import LEAST_ROUNDS, Estimate
+from bench.stats import LEAST_ROUNDS, Estimate, Verdict
 
 WIDTH = 8.0
 PER_RUNG = 0.42
@@ -96,18 +96,21 @@ def climb(board: Scoreboard) -> Figure | None:
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
     style.plain_log(axes.xaxis)
-    verdicts = {row.verdict for row in rows if not row.external}
-    named = {"green": ("faster",), "orange": ("slower",), "grey": ("same", "unclear")}
-    words = {"same": "no difference"}
-    legend = [
-        f"{colour}: {' or '.join(words.get(each, each) for each in these if each in verdicts)}"
-        for colour, these in named.items()
-        if verdicts.intersection(these)
-    ]
-    over = f"\nthan the rung before: {', '.join(legend)}" if legend else ""
-    axes.set_xlabel(f"tokens per second (log scale){over}")
+    axes.set_xlabel(f"tokens per second (log scale){_legend({row.verdict for row in own})}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
+
+
+def _legend(verdicts: set[Verdict | None]) -> str:
+    """A line that says what the colours of the bars mean, as far as they occur."""
+    colours: dict[str, tuple[Verdict, ...]] = {
+        "green": ("faster",),
+        "orange": ("slower",),
+        "grey": ("same", "unclear"),
+    }
+    found = {colour: [verdict_word(v) for v in meant if v in verdicts] for colour, meant in colours.items()}
+    said = [f"{colour} {' or '.join(words)}" for colour, words in found.items() if words]
+    return f"\nbeside the rung before: {', '.join(said)}" if said else ""
 
 
 def _factor(row: Row) -> str:
