@@ -62,7 +62,7 @@ def finding(board: Scoreboard) -> str:
 
 
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, each one's factor, and the limit; None for a sweep."""
+    """Tokens per second from the first rung to the last, its factors and the limit; None for a sweep."""
     rows = [row for row in board.rows if row.tps]
     own = [row for row in rows if not row.external]
     if len(rows) < 2 or not own or board.swept:
