@@ -8,13 +8,13 @@ A change is a toggle with the values before and after; the names of rungs tell n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from bench.analysis.attribution import Gain, agreement
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by
+from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.published import Published
 from gpt2.config.toggles import Toggles
@@ -40,8 +40,7 @@ Changes = tuple[Change, ...]
 
 def changes(before: Toggles, after: Toggles) -> Changes:
     """The toggles that differ, in the order of the configuration."""
-    pairs = [(each.name, getattr(before, each.name), getattr(after, each.name)) for each in fields(Toggles)]
-    return tuple(Change(*pair) for pair in pairs if pair[1] != pair[2])
+    return tuple(Change(name, getattr(before, name), getattr(after, name)) for name in varying(before, after))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 
-from bench.analysis.run_records import measured, toggles_of
+from bench.analysis.run_records import measured, toggles_of, varying
 from bench.records.measurement import Measurement
 from bench.records.record import Record
 from bench.stats import PARITY_STEPS, loss_difference
@@ -164,9 +163,7 @@ def _recompiled(rung: Sequence[Record]) -> str | None:
 
 def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
     """Names of the toggles that differ from the rung before, or from the baseline."""
-    now, was = toggles_of(rung), toggles_of(before) if before else Toggles()
-    names = [toggle.name for toggle in fields(Toggles)]
-    return [name for name in names if getattr(now, name) != getattr(was, name)]
+    return varying(toggles_of(rung), toggles_of(before) if before else Toggles())
 
 
 EVIDENCE_COMPARES = {

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from bench.analysis.claim_checks import divergence, losses_differ
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import by_round, measured, tps_by_round
+from bench.analysis.run_records import by_round, measured, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import DASH, GIB, letter, listed, plain
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
-from gpt2.config.toggles import Toggles
 
 RANKED = ("ok", "inert", "external")
 """Statuses of rungs whose speed may be compared."""
@@ -232,10 +231,9 @@ def _differences(first: Side, other: Side) -> Iterator[str]:
     if a.data_sha256 and b.data_sha256 and a.data_sha256 != b.data_sha256:
         yield line("the text (sha256)", a.data_sha256[:12], b.data_sha256[:12])
     if first.rung and other.rung:
-        for toggle in fields(Toggles):
-            was, now = (getattr(side.rows[0].toggles, toggle.name) for side in (first, other))
-            if was != now:
-                yield line(f"toggles.{toggle.name}", was, now)
+        was, now = first.rows[0].toggles, other.rows[0].toggles
+        for name in varying(was, now):
+            yield line(f"toggles.{name}", getattr(was, name), getattr(now, name))
 
 
 def _shown(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -26,6 +26,12 @@ def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def toggles_of(rung: Sequence[Record]) -> Toggles:
     """The toggles of a rung; a toggle that an older record does not know has its default."""
     return rung[0].toggles.as_toggles
+
+
+def varying(*toggles: Toggles) -> list[str]:
+    """Names of the toggles that have not the same value in all of these, in the configuration's order."""
+    names = [toggle.name for toggle in fields(Toggles)]
+    return [name for name in names if len({getattr(each, name) for each in toggles}) > 1]
 
 
 def measured(rung: Sequence[Record]) -> Measurement | None:

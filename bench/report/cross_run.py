@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.analysis.cross_run import (
@@ -17,7 +17,7 @@ from bench.analysis.cross_run import (
     rung_views,
     speed_ratio,
 )
-from bench.analysis.run_records import group_by
+from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     DASH,
@@ -485,9 +485,7 @@ def _titles(groups: Sequence[FormatGroup]) -> list[str]:
     for group in groups:
         own, batch = group.common, group.common.micro_batch_size
         alike = [g.common for g in groups if (g.letter, g.common.micro_batch_size) == (group.letter, batch)]
-        names = [toggle.name for toggle in fields(Toggles)]
-        differing = [name for name in names if len({getattr(common, name) for common in alike}) > 1]
-        values = [f"{name}={getattr(own, name)}" for name in differing]
+        values = [f"{name}={getattr(own, name)}" for name in varying(*alike)]
         model = f"{f'{group.letter}: ' if several else ''}{group.by_format[PLAIN].task[0]}"
         titles.append(", ".join([model, f"batch of {batch}", *values]))
     return titles

@@ -6,7 +6,7 @@ The charts are drawn by the page's own script from the data within it: figures a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from markupsafe import Markup
 from bench.analysis.attribution import Attribution, Gain, attribution
 from bench.analysis.cross_run import RungView, by_speed, fastest_rung
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, tps_by_round
+from bench.analysis.run_records import group_by, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     floor,
@@ -227,11 +227,11 @@ def _bounds(estimate: Estimate | None) -> list[float | None] | None:
 def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
     """Evidence for each toggle that the rung changes, as its first process with a proof took it."""
     before = board.rung_before(row)
-    old, new = asdict(before.toggles if before else Toggles()), asdict(row.toggles)
+    changed = varying(before.toggles if before else Toggles(), row.toggles)
     taken = (r.measurement.proofs for r in board.records_of(row) if r.measurement and r.measurement.proofs)
     for name, proof in next(taken, {}).items():
-        if new.get(name) != old.get(name):
-            yield f"{name}={new.get(name)}", plain(proof.evidence)
+        if name in changed:
+            yield f"{name}={getattr(row.toggles, name)}", plain(proof.evidence)
 
 
 def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
@@ -351,12 +351,6 @@ def _samples(board: Scoreboard) -> Table:
     return Table(title="Raw samples", columns=columns, rows=_timed(board.records))
 
 
-def _switched(toggles: Toggles) -> dict[str, object]:
-    """The toggles that differ from their defaults."""
-    defaults = asdict(Toggles())
-    return {name: value for name, value in asdict(toggles).items() if value != defaults[name]}
-
-
 def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
     """Facts by which the page compares a rung with another."""
     records = board.records_of(row)
@@ -369,7 +363,7 @@ def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "CPU": machine.cpu,
         "Python": machine.python,
         **machine.versions,
-        **{f"toggles.{name}": str(value) for name, value in _switched(row.toggles).items()},
+        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in varying(Toggles(), row.toggles)},
         **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.analysis.row import Row
+from bench.analysis.schedule import changes_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
 from bench.format import number, plain, plural, ratio, with_interval
@@ -71,9 +72,9 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
 def _rung(
     name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None
 ) -> dict[str, Any]:
-    derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
-    was = asdict(before)
-    changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
     # --rungs separates names by commas.
-    rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
+    rung = {
+        "name": name.replace(",", " and")[:LONGEST_NAME],
+        "set": changes_of(before, now, ladder.workload),
+    }
     return {**rung, "expect": expect} if expect else rung

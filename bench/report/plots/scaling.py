@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, without_batch
+from bench.analysis.run_records import group_by, varying, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
 from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib, share_of_limit_axis
@@ -67,9 +67,7 @@ def _groups(by_toggles: dict[Toggles, list[Row]], size: Callable[[Row], int]) ->
 
 
 def _difference(key: Toggles, others: Sequence[Toggles]) -> str:
-    names = [toggle.name for toggle in fields(key)]
-    varied = [name for name in names if len({getattr(other, name) for other in others}) > 1]
-    return shortened(", ".join(f"{name}={getattr(key, name)}" for name in varied), 60)
+    return shortened(", ".join(f"{name}={getattr(key, name)}" for name in varying(*others)), 60)
 
 
 # --- Pictures
