@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
-from bench.analysis.run_records import by_rung, first_tps_by_round, parity_reference, toggles_of, tps_by_round
+from bench.analysis.run_records import toggles_of, tps_by_round
 from bench.analysis.schedule import ablated, full_set
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.record import ABLATION, Kind, Record
@@ -112,12 +112,9 @@ def _gain(
     if toggles == over:
         return Gain(ratio=None, verdict=None, absent="set again later")
     with_change, without_change = _with(records, toggles), _with(records, over)
-    first = by_rung(board.records)[0]
-    reference = (
-        first_tps_by_round(first, board.records)
-        if over == toggles_of(first)
-        else tps_by_round(without_change)
-    )
+    first = board.records.measured_rungs[0]
+    is_first = over == toggles_of(first)
+    reference = board.records.first_tps_by_round(first) if is_first else tps_by_round(without_change)
     ratio = paired_ratio(tps_by_round(with_change), reference)
     if ratio:
         status = _status(with_change, without_change, first, board)
@@ -133,7 +130,7 @@ def _gain(
 def _status(
     rung: Sequence[Record], before: Sequence[Record], first: Sequence[Record], board: Scoreboard
 ) -> str:
-    return check_claims(rung, first, before, parity_reference(rung, board.records))[0]
+    return check_claims(rung, first, before, board.records.parity_reference(rung))[0]
 
 
 def _with(records: Sequence[Record], toggles: Toggles) -> list[Record]:

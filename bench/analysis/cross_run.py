@@ -14,7 +14,7 @@ from typing import Literal
 
 from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import first_tps_by_round, group_by, measured, tps_by_round
+from bench.analysis.run_records import group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import DASH, number, percent, plain, plural, with_interval
@@ -133,7 +133,7 @@ def speed_ratio(rung: RungView, reference: RungView) -> Estimate | None:
     if not rung.board.same_run(board):
         return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
     if reference.row is board.rows[0]:
-        return paired_ratio(speeds, first_tps_by_round(reference.records, board.records))
+        return paired_ratio(speeds, board.records.first_tps_by_round(reference.records))
     return paired_ratio(speeds, tps_by_round(reference.records))
 
 

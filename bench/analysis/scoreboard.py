@@ -12,14 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
-from bench.analysis.run_records import (
-    Run,
-    first_tps_by_round,
-    in_order,
-    measured,
-    toggles_of,
-    tps_by_round,
-)
+from bench.analysis.run_records import Run, in_order, measured, toggles_of, tps_by_round
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
@@ -113,7 +106,7 @@ class Scoreboard:
             return ()
         speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
         if best is not first and first.index in speeds:
-            speeds[first.index] = first_tps_by_round(self.records_of(first), self.records)
+            speeds[first.index] = self.records.first_tps_by_round(self.records_of(first))
         leads = {index: paired_ratio(speeds[best.index], tps) for index, tps in speeds.items()}
         others = [row for row in self.sound if row is not best]
         return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
@@ -206,7 +199,6 @@ def scoreboard(
         rows.append(
             row_of(
                 rung,
-                rungs,
                 records,
                 above=rows,
                 peaks=peaks,

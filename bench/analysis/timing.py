@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.analysis.run_records import by_rung, is_external
+from bench.analysis.run_records import is_external
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 
@@ -48,7 +48,7 @@ def timing(board: Scoreboard) -> list[Timing]:
     for record in board.records:
         if record.kind == "scout" and record.measurement:
             tries.setdefault(record.rung_index, []).append(record.measurement)
-    for rung in by_rung(board.records):
+    for rung in board.records.measured_rungs:
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:
             continue

@@ -7,7 +7,6 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from bench.analysis.run_records import by_rung
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import times
 from bench.report.plots.rungs import WIDTH, about
@@ -18,7 +17,7 @@ from bench.report.screen import machine_title
 def block_times(board: Scoreboard) -> Figure | None:
     """Each block's duration over its rung's median, by the time when its process began."""
     start = datetime.fromisoformat(board.begun)
-    rungs = by_rung(board.records)
+    rungs = board.records.measured_rungs
     wide = any(len(rung[0].rung) > 28 for rung in rungs)
     figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * len(rungs) / (1 if wide else 2)))
     axes = figure.add_subplot()
