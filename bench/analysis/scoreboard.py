@@ -56,6 +56,10 @@ class Scoreboard:
         """The row that the row's gain is over."""
         return next((other for other in self.rows if other.index == row.before), None)
 
+    def over_first(self, row: Row) -> Estimate | None:
+        """Speed-up of a row over the first one; None for the first itself."""
+        return None if row is self.rows[0] else row.speedup
+
     @property
     def place(self) -> Path | None:
         """The results file by its path without links."""

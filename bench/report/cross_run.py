@@ -36,7 +36,7 @@ from bench.format import (
 from bench.records.published import Published
 from bench.report.brief import Brief
 from bench.report.table import Column, MethodNote, Table
-from bench.stats import LEAST_ROUNDS
+from bench.stats import LEAST_ROUNDS, Estimate
 from gpt2.config.toggles import HOST, Toggles
 from gpt2.config.workload import FLOPS_FORMULA, PRESETS, Workload
 
@@ -89,6 +89,10 @@ class Run(NamedTuple):
     board: Scoreboard
     fastest: RungView | None
 
+    @property
+    def over_first(self) -> Estimate | None:
+        return self.board.over_first(self.fastest.row) if self.fastest else None
+
 
 def overview(boards: Sequence[Scoreboard]) -> Table | None:
     """The runs that a report shows; None for a single run."""
@@ -110,11 +114,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
             "Fastest rung", lambda run: name_with_caveats(run.fastest) if run.fastest else "none", words=True
         ),
         Column("TPS", lambda run: run.fastest and run.fastest.tps_cell),
-        Column(
-            "Over first",
-            lambda run: (f := run.fastest) and (f.row.speedup if f.row is not run.board.rows[0] else None),
-            ratio,
-        ),
+        Column("Over first", lambda run: run.over_first, ratio),
     ]
     return Table(
         title=f"{len(boards)} runs",
@@ -144,7 +144,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         Column("ladder", _ladder, words=True),
         Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
         Column("tokens/s", lambda run: number(f.row.tps.value) if (f := run.fastest) and f.row.tps else ""),
-        Column("over first", _over_first),
+        Column("over first", lambda run: times(run.over_first.value) if run.over_first else ""),
         Column("rounds", _rounds, drop=2),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
     ]
@@ -172,13 +172,6 @@ def _where(rung: RungView) -> str:
 def _ladder(run: Run) -> str:
     model = run.board.records[0].workload["model"]
     return run.board.ladder if model == "gpt2" else f"{run.board.ladder} ({model})"
-
-
-def _over_first(run: Run) -> str:
-    fastest = run.fastest
-    if fastest is None or fastest.row.speedup is None or fastest.row is run.board.rows[0]:
-        return ""
-    return times(fastest.row.speedup.value)
 
 
 # --- Machine beside machine

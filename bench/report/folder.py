@@ -84,16 +84,13 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
         if fastest is None or fastest.tps is None or key in seen:
             continue
         seen.add(key)
-        first = board.rows[0]
-        over = DASH
-        if fastest.speedup and fastest is not first:
-            over = f"{times(fastest.speedup.value)} {markdown(plain(first.rung))}"
+        over = board.over_first(fastest)
         cells = [
             markdown(hardware),
             markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
             f"{number(fastest.tps.value)}{', interrupted' if board.interrupted else ''}",
-            over,
+            f"{times(over.value)} {markdown(plain(board.rows[0].rung))}" if over else DASH,
             limit_of(board, fastest) or DASH,
         ]
         lines.append(f"| {' | '.join(cells)} |")

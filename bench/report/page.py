@@ -158,14 +158,14 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         yield "no result", "no rung is without a failed check or a warning"
         return
     yield f"{number(best.tps.value)} tokens/s", f"fastest: {plain(best.rung)}"
-    if best.speedup and best is not board.rows[0]:
-        low, high = best.speedup.low, best.speedup.high
+    if over := board.over_first(best):
+        low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         alike = fastest_of_first_step(board, best)
         same = (
             f"; {times(alike.speedup.value)} with as many tokens per step" if alike and alike.speedup else ""
         )
-        yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
+        yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
         yield f"{best.tps.value / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
@@ -176,13 +176,13 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
 def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
     """A row of the climb. ours_over_it: of another trainer's, our fastest rung's speed over its."""
     records = board.records_of(row)
-    words, (of, share) = status_words(row), _share(board, row)
+    words, (of, share), over_first = status_words(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
         "ours over it": ours_over_it,
-        "over the first rung": ratio(row.speedup) if row.speedup and row is not board.rows[0] else None,
+        "over the first rung": ratio(over_first) if over_first else None,
         of: share or None,
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,

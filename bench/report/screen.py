@@ -116,8 +116,7 @@ def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
         return [title(board)], []
     fastest = _speed(best)
     if len(board.sound) > 1:
-        over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}" if best.speedup else ""
-        fastest = f"Fastest: {fastest}{'' if best is board.rows[0] else over} ({_certainty(board, best)})"
+        fastest = f"{_fastest(board, best)} ({_certainty(board, best)})"
     return [" ".join([f"{fastest}.", *largest_batches(board)])], [title(board)]
 
 
@@ -282,10 +281,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     elif not several:
         yield f"{_speed(best)}. {time}."
     else:
-        over = ""
-        if best is not board.rows[0] and best.speedup:
-            over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
-        yield f"Fastest: {_speed(best)}{over}. {time}."
+        yield f"{_fastest(board, best)}. {time}."
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
@@ -322,6 +318,11 @@ def limit_tps(board: Scoreboard, row: Row) -> float | None:
 def _speed(row: Row) -> str:
     assert row.tps
     return f"{plain(row.rung)}, {number(row.tps.value)} tokens/s"
+
+
+def _fastest(board: Scoreboard, best: Row) -> str:
+    over = board.over_first(best)
+    return f"Fastest: {_speed(best)}{f', {times(over.value)} {plain(board.rows[0].rung)}' if over else ''}"
 
 
 def _certainty(board: Scoreboard, best: Row) -> str:

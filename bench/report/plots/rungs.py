@@ -45,9 +45,9 @@ def finding(board: Scoreboard) -> str:
     where, best, first = machine_title(board), board.fastest, board.rows[0]
     if best is None or best.tps is None:
         return f"No rung is sound on {where}"
-    if best is first or best.speedup is None:
+    if (over := board.over_first(best)) is None:
         return f"{number(best.tps.value)} tokens/s on {where}"
-    whole = f"{best.speedup.value:.1f}x on {where}"
+    whole = f"{over.value:.1f}x on {where}"
     if gained := most_gained(board):
         return f"{whole}: {style.shortened(gained[0].rung, 40)} gave most"
     return f"{whole}, from {style.shortened(first.rung, 22)} to {style.shortened(best.rung, 22)}"
