@@ -17,7 +17,7 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
-from bench.format import DASH, number, percent, plain, plural, with_interval
+from bench.format import percent, plain, plural, tokens_per_second
 from bench.ladder.validation import near
 from bench.records.machine import Environment
 from bench.records.measurement import Measurement
@@ -99,7 +99,7 @@ class RungView:
 
     @property
     def tps_cell(self) -> str:
-        return with_interval(number(self.row.tps.value), self.row.tps) if self.row.tps else DASH
+        return tokens_per_second(self.row.tps)
 
     @property
     def mfu_cell(self) -> str:
@@ -148,7 +148,7 @@ def memory_ratio(rung: RungView, reference: RungView) -> float | None:
 def fastest_rung(board: Scoreboard) -> RungView | None:
     """The fastest rung of equal maths; where every rung has a caveat, the one with most tokens per second."""
     valid = [row for row in board.rows if row.tps and row.status == "ok" and not row.other_maths]
-    row = board.fastest or max(valid, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+    row = board.fastest or max(valid, key=lambda row: row.mean_tps, default=None)
     return RungView(board=board, row=row) if row else None
 
 
@@ -161,9 +161,7 @@ def name_with_caveats(rung: RungView) -> str:
 
 def by_speed(rungs: Iterable[RungView]) -> list[RungView]:
     """Sorted with the fastest first, but incomplete rungs below the others, and those with caveats last."""
-    return sorted(
-        rungs, key=lambda rung: (*caveats_last(rung), -(rung.row.tps.value if rung.row.tps else 0.0))
-    )
+    return sorted(rungs, key=lambda rung: (*caveats_last(rung), -rung.row.mean_tps))
 
 
 def caveats_last(rung: RungView) -> tuple[bool, bool]:

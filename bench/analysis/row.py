@@ -168,6 +168,11 @@ class Row:
     """Whether it was tried and not carried, so that no round measured it."""
 
     @property
+    def mean_tps(self) -> float:
+        """Tokens per second; 0 where none were measured."""
+        return self.tps.value if self.tps else 0.0
+
+    @property
     def trainer(self) -> str | None:
         """Name and version of the other trainer of an external rung."""
         return _trainer(self.external) if self.external else None

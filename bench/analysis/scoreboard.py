@@ -95,7 +95,7 @@ class Scoreboard:
         speedups = {row.index: row.speedup.value for row in among if row.speedup}
         if speedups:
             return max((row for row in among if row.speedup), key=lambda row: speedups[row.index])
-        return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+        return max(among, key=lambda row: row.mean_tps, default=None)
 
     @property
     def sound(self) -> tuple[Row, ...]:

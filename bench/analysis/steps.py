@@ -52,13 +52,13 @@ def steps(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> li
     alone = [rung for rung in sound if rung.devices == 1]
     if not alone:
         return []
-    top = max(alone, key=_tps)
+    top = max(alone, key=lambda rung: rung.row.mean_tps)
     baselines = _baselines(alone, top)
     start = next((rung for rung in baselines if _same_machine(rung, top)), None)
     climb = [rung for rung in alone if rung.board is top.board and not is_plain(rung.row.toggles)]
     software = _rising(climb, start)
     several = [rung for rung in sound if rung.devices > 1]
-    widest = max(several, key=_tps, default=None)
+    widest = max(several, key=lambda rung: rung.row.mean_tps, default=None)
     distributed = _rising((rung for rung in several if widest and rung.board is widest.board), top)
     theirs = _published(figures, sound[0].task)
     found: list[Step] = [
@@ -86,10 +86,6 @@ def is_plain(toggles: Toggles) -> bool:
     return alike and toggles.adamw in as_torch_has_it
 
 
-def _tps(rung: RungView) -> float:
-    return rung.row.tps.value if rung.row.tps else 0.0
-
-
 def _machine(rung: RungView) -> tuple[str, tuple[str, str, str]]:
     return rung.environment.machine, rung.device
 
@@ -102,10 +98,10 @@ def _baselines(rungs: Iterable[RungView], top: RungView) -> list[RungView]:
     """The plain baseline of each machine, the slowest first: of `top`'s run, or complete, or the fastest."""
     by_machine = group_by((rung for rung in rungs if is_plain(rung.row.toggles)), _machine)
     best = [
-        max(each, key=lambda rung: (rung.board is top.board, not rung.incomplete, _tps(rung)))
+        max(each, key=lambda rung: (rung.board is top.board, not rung.incomplete, rung.row.mean_tps))
         for each in by_machine.values()
     ]
-    return sorted(best, key=_tps)
+    return sorted(best, key=lambda rung: rung.row.mean_tps)
 
 
 def _rising(rungs: Iterable[RungView], start: RungView | None) -> list[tuple[RungView, RungView | None]]:
@@ -113,7 +109,7 @@ def _rising(rungs: Iterable[RungView], start: RungView | None) -> list[tuple[Run
     kept: list[tuple[RungView, RungView | None]] = []
     before = start
     for rung in rungs:
-        if before is None or _tps(rung) > _tps(before):
+        if before is None or rung.row.mean_tps > before.row.mean_tps:
             kept.append((rung, before))
             before = rung
     return kept
@@ -123,14 +119,14 @@ def _ours(group: Group, rungs: Sequence[tuple[RungView, RungView | None]]) -> li
     return [
         Step(
             group=group,
-            tps=_tps(rung),
+            tps=rung.row.mean_tps,
             over_first=1.0,
             rung=rung,
             next_rung=before is not None
             and before.board is rung.board
             and rung.row.before == before.row.index,
             before=before.row.toggles if before else None,
-            tps_before=_tps(before) if before else None,
+            tps_before=before.row.mean_tps if before else None,
         )
         for rung, before in rungs
     ]

@@ -134,7 +134,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     answer = []
     if tasks:
         (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
-        best, most = by_speed(rungs)[0], max(rungs, key=_tps)
+        best, most = by_speed(rungs)[0], max(rungs, key=lambda rung: rung.row.mean_tps)
         found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
             found = f"{_where(most)}; of complete runs without a caveat: {found}"
@@ -143,7 +143,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         Column("machine", lambda run: run.board.environment.machine, words=True),
         Column("ladder", _ladder, words=True),
         Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
-        Column("tokens/s", lambda run: number(f.row.tps.value) if (f := run.fastest) and f.row.tps else ""),
+        Column("tokens/s", lambda run: number(run.fastest.row.mean_tps) if run.fastest else ""),
         Column("over first", lambda run: times(run.over_first.value) if run.over_first else ""),
         Column("rounds", _rounds, drop=2),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
@@ -161,12 +161,8 @@ def _rounds(run: Run) -> str:
     return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
 
 
-def _tps(rung: RungView) -> float:
-    return rung.row.tps.value if rung.row.tps else 0.0
-
-
 def _where(rung: RungView) -> str:
-    return f"{name_with_caveats(rung)} on {rung.machine}, {number(_tps(rung))} tokens/s"
+    return f"{name_with_caveats(rung)} on {rung.machine}, {number(rung.row.mean_tps)} tokens/s"
 
 
 def _ladder(run: Run) -> str:

@@ -81,7 +81,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     for board, hardware in zip(ranked, titles, strict=True):
         key = (task_title(board), board.environment.machine)
         fastest = board.fastest
-        if fastest is None or fastest.tps is None or key in seen:
+        if fastest is None or key in seen:
             continue
         seen.add(key)
         over = board.over_first(fastest)
@@ -89,7 +89,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
             markdown(hardware),
             markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
-            f"{number(fastest.tps.value)}{', interrupted' if board.interrupted else ''}",
+            f"{number(fastest.mean_tps)}{', interrupted' if board.interrupted else ''}",
             f"{times(over.value)} {markdown(plain(board.rows[0].rung))}" if over else DASH,
             limit_of(board, fastest) or DASH,
         ]
@@ -133,9 +133,9 @@ def _said(board: Scoreboard) -> str:
     what = f"{plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
     what += ", interrupted" if board.interrupted else ""
     fastest = board.fastest
-    if fastest is None or fastest.tps is None:
+    if fastest is None:
         return what
-    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.tps.value)} tokens/s"
+    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
 
 
 def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
@@ -164,7 +164,7 @@ def _machine(board: Scoreboard) -> str:
 
 
 def _most(board: Scoreboard) -> float:
-    return board.fastest.tps.value if board.fastest and board.fastest.tps else 0.0
+    return board.fastest.mean_tps if board.fastest else 0.0
 
 
 def _safe(name: str) -> str:

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.cross_run import RungView, by_speed, fastest_rung
+from bench.analysis.cross_run import by_speed, fastest_rung
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
@@ -32,7 +32,6 @@ from bench.format import (
     ratio,
     times,
     tokens_per_second,
-    with_interval,
 )
 from bench.records.measurement import Measurement
 from bench.records.published import Published
@@ -111,8 +110,8 @@ def page(report: Report) -> str:
 
 def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
     """What decides which run the page shows first: the one with most rungs that stand on one another."""
-    measured = [row for row in board.own.rows if row.tps]
-    return climbs(board), len(measured), max((row.tps.value for row in measured if row.tps), default=0.0)
+    measured = [row.mean_tps for row in board.own.rows if row.tps]
+    return climbs(board), len(measured), max(measured, default=0.0)
 
 
 # --- The data of the charts: each figure once as a number and once as the text that tables show
@@ -154,10 +153,10 @@ def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
 def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
     """The large figures, each with what it is; one that is absent is left out."""
     best = board.fastest
-    if best is None or best.tps is None:
+    if best is None:
         yield "no result", "no rung is without a failed check or a warning"
         return
-    yield f"{number(best.tps.value)} tokens/s", f"fastest: {plain(best.rung)}"
+    yield f"{number(best.mean_tps)} tokens/s", f"fastest: {plain(best.rung)}"
     if over := board.over_first(best):
         low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
@@ -168,7 +167,7 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
-        yield f"{best.tps.value / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
+        yield f"{best.mean_tps / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
     elif share:
         yield share, of
 
@@ -283,11 +282,10 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
             {
                 "name": plain(f"{title}: {rung.row.rung}"),
                 "tps": _bounds(rung.row.tps),
-                "said": _said(rung),
+                "said": f"{rung.tps_cell} ({rung.incomplete})" if rung.incomplete else rung.tps_cell,
                 "published": False,
             }
             for title, rung in zip(titles, once.values(), strict=True)
-            if rung.row.tps
         ]
         figures = fastest_published(
             [figure for figure in report.figures if (figure.model, figure.seq_len) == (model, length)]
@@ -296,12 +294,6 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
         rows.sort(key=lambda row: -row["tps"][0])
         name = model_title_of(rungs[0].board)
         yield {"title": plain(f"{name}, T = {length}"), "rows": rows}
-
-
-def _said(rung: RungView) -> str:
-    assert rung.row.tps
-    speed = with_interval(number(rung.row.tps.value), rung.row.tps)
-    return f"{speed} ({rung.incomplete})" if rung.incomplete else speed
 
 
 def _figure(figure: Published) -> dict[str, Any]:

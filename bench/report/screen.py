@@ -112,7 +112,7 @@ def screen_markdown(board: Scoreboard) -> str:
 def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
     """First lines, and what stands beneath them: of a sweep the fastest values, of a ladder what was run."""
     best = board.fastest
-    if not board.swept or best is None or not best.tps:
+    if not board.swept or best is None:
         return [title(board)], []
     fastest = _speed(best)
     if len(board.sound) > 1:
@@ -270,11 +270,11 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if not board.swept:
         yield from largest_batches(board)
     best = board.fastest
-    if best is None or best.tps is None:
+    if best is None:
         return
-    time = f"10B tokens: {training_time(TOKENS, best.tps.value)}"
+    time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
-        time += f", {number(price * hours_to_10b(best.tps.value))} at {price:g} per hour"
+        time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     several = len(board.sound) > 1
     if board.swept:
         yield f"{time}."
@@ -292,7 +292,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             told = f"{'; '.join(steps)}, of the steps that are told from noise" if steps else ""
             yield f"Gave most: {told or 'no step is told from noise yet'}."
     if most := limit_tps(board, best):
-        more = f"{number(most)} tokens/s, {most / best.tps.value:.1f}x the fastest"
+        more = f"{number(most)} tokens/s, {most / best.mean_tps:.1f}x the fastest"
         limit = f"{more}: a step of its matmuls, causal attention and AdamW alone"
     else:
         limit = "not measured here (bench roofline)"
@@ -316,8 +316,7 @@ def limit_tps(board: Scoreboard, row: Row) -> float | None:
 
 
 def _speed(row: Row) -> str:
-    assert row.tps
-    return f"{plain(row.rung)}, {number(row.tps.value)} tokens/s"
+    return f"{plain(row.rung)}, {number(row.mean_tps)} tokens/s"
 
 
 def _fastest(board: Scoreboard, best: Row) -> str:

@@ -11,7 +11,7 @@ from bench.analysis.row import Row
 from bench.analysis.schedule import changes_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
-from bench.format import number, plain, plural, ratio, with_interval
+from bench.format import plain, plural, ratio, tokens_per_second
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from gpt2.config import yaml_files
@@ -56,7 +56,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
 
 def _chosen(winner: Row, board: Scoreboard) -> str:
     """By which figure the winner won, and among how many candidates."""
-    tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
+    tps = f"{tokens_per_second(winner.tps)} tokens/s" if winner.tps else "?"
     over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
     others = [row for row in board.rows if row.other_maths]  # none of these could win
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]

@@ -66,9 +66,9 @@ def _finding(board: Scoreboard) -> str:
     """How near the fastest sound rung came to the bound."""
     best = board.fastest
     most = limit_tps(board, best) if best else None
-    if best is None or best.tps is None or most is None:
+    if best is None or most is None:
         return f"How near to the bound of {machine_title(board)}"
-    reached = f"{percent(best.tps.value / most)} of the bound of {machine_title(board)}"
+    reached = f"{percent(best.mean_tps / most)} of the bound of {machine_title(board)}"
     return f"{style.shortened(best.rung, 40)} reaches {reached}"
 
 

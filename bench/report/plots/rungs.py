@@ -12,7 +12,7 @@ from bench.analysis.attribution import Attribution, Gain
 from bench.analysis.attribution import attribution as attributed
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, times, with_interval
+from bench.format import GIB, number, plural, times, tokens_per_second
 from bench.report.plots import style
 from bench.report.screen import CEILING, DERIVED_MFU, MFU, machine_title, most_gained, share_of_limit
 from bench.stats import LEAST_ROUNDS, Estimate
@@ -43,10 +43,10 @@ def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
 def finding(board: Scoreboard) -> str:
     """What a run came to, for a title: the whole speed-up of sound rungs, and the rung that gave most."""
     where, best, first = machine_title(board), board.fastest, board.rows[0]
-    if best is None or best.tps is None:
+    if best is None:
         return f"No rung is sound on {where}"
     if (over := board.over_first(best)) is None:
-        return f"{number(best.tps.value)} tokens/s on {where}"
+        return f"{number(best.mean_tps)} tokens/s on {where}"
     whole = f"{over.value:.1f}x on {where}"
     if gained := most_gained(board):
         return f"{whole}: {style.shortened(gained[0].rung, 40)} gave most"
@@ -78,8 +78,8 @@ def climb(board: Scoreboard) -> Figure | None:
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
-        tps = with_interval(number(now), row.tps)
-        style.tooltip(bar, f"{row.rung}: {tps} tokens/s; {', '.join(row.changed)}")
+        said = f"{tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}"
+        style.tooltip(bar, f"{row.rung}: {said}")
         style.draw_intervals(axes, [y], [(now, row.tps.low, row.tps.high)])
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now

@@ -152,9 +152,9 @@ def world_sizes(board: Scoreboard) -> Figure | None:
 def _largest(board: Scoreboard, groups: Sequence[Group]) -> str:
     """The batch with most tokens per second, where the run's fastest sound rung is one of those drawn."""
     best = board.fastest
-    if best is None or best.tps is None or not any(best in group.rows for group in groups):
+    if best is None or not any(best in group.rows for group in groups):
         return f"Batch sizes on {machine_title(board)}"
-    most = f"{number(best.tps.value)} tokens/s{'' if board.sure else ', if not surely'}"
+    most = f"{number(best.mean_tps)} tokens/s{'' if board.sure else ', if not surely'}"
     return f"A batch of {best.toggles.micro_batch_size} is fastest on {machine_title(board)}: {most}"
 
 
