@@ -96,7 +96,7 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
     for path, boards, _ in loaded:
         tasks: dict[tuple[str, str], Scoreboard] = {}
         for board in boards:
-            if tasks.setdefault((board.ladder, board.records[0].workload["model"]), board) is not board:
+            if tasks.setdefault((board.ladder, board.workload["model"]), board) is not board:
                 holds = f"holds runs of {board.ladder} on several machines"
                 raise RecordError(f"{path}: {holds}; name a file or a folder")
         by_task.append(tasks)
@@ -181,7 +181,7 @@ def _memory(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
 
 def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:
     """Why two speeds do not compare; None if they do."""
-    a_task, b_task = first.board.records[0].workload, other.board.records[0].workload
+    a_task, b_task = first.board.workload, other.board.workload
     for key in ("model", "seq_len"):
         if a_task[key] != b_task[key]:
             return f"another task: {key} {b_task[key]} against {a_task[key]}"

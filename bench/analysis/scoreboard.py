@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
 from bench.analysis.run_records import Run, in_order, measured, toggles_of, tps_by_round
@@ -66,6 +67,11 @@ class Scoreboard:
         return self.source and self.source.resolve()
 
     @property
+    def workload(self) -> dict[str, Any]:
+        """What the run trains, as its first record states it."""
+        return self.records[0].workload
+
+    @property
     def title(self) -> str:
         """Name of the run in headings."""
         return f"{self.ladder} on {self.environment.machine}"
@@ -73,7 +79,7 @@ class Scoreboard:
     @property
     def file_name(self) -> str:
         """Name of ladder and model, fit for a file's name."""
-        model = self.records[0].workload["model"]
+        model = self.workload["model"]
         return re.sub(r"[^\w.-]+", "-", self.ladder if model == "gpt2" else f"{self.ladder}-{model}")
 
     @property

@@ -40,7 +40,7 @@ MATHS = MethodNote(
 
 def caption(board: Scoreboard) -> list[str]:
     """Notes of the scoreboard itself, a line for each matter."""
-    machine, workload = board.environment, board.records[0].workload
+    machine, workload = board.environment, board.workload
     m = measured(board.records)
     lines = [f"{_machine(board)}.", *_nodes(board)]
     parameters = f" ({m.parameters:,} parameters)" if m else ""
@@ -209,7 +209,7 @@ def _mfu(board: Scoreboard) -> list[str]:
         return [f"MFU is absent: {why}. {counted}."]
     others = ", ".join(
         f"{name} {flops:,} (x {flops / measurement.flops_per_token:.3f})"
-        for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
+        for name, flops in Workload(**board.workload).other_flops_per_token.items()
     )
     lines: list[str] = []
     if measurement.peak_flops_bf16:
@@ -335,8 +335,7 @@ def _swept(board: Scoreboard) -> Iterator[str]:
 
 def largest_batches(board: Scoreboard) -> Iterator[str]:
     """The largest batch that ran of each set of alike rungs, where a larger one ran out of memory."""
-    workload = board.records[0].workload
-    for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, workload)).values():
+    for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, board.workload)).values():
         too_large = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
         ran = [row for row in rows if row.tps]
         largest = max(ran, key=lambda row: row.toggles.micro_batch_size, default=None)

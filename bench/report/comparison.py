@@ -313,7 +313,7 @@ def _differences(chain: Chain) -> Iterator[str]:
         ("torch", lambda run: run.environment.torch),
         ("the text (sha256)", _text),
     ]
-    keys = dict.fromkeys(key for run in chain.runs for key in run.records[0].workload)
+    keys = dict.fromkeys(key for run in chain.runs for key in run.workload)
     conditions += [(f"workload.{key}", lambda run, key=key: _workload_value(run, key)) for key in keys]
     for name, value_of in conditions:
         values = _by_value((str(value_of(run)), letter(place)) for place, run in enumerate(chain.runs))
@@ -328,7 +328,7 @@ def _text(run: Scoreboard) -> str:
 
 
 def _workload_value(run: Scoreboard, key: str) -> object:
-    value = run.records[0].workload.get(key)
+    value = run.workload.get(key)
     return "not set" if value is None else value
 
 

@@ -100,7 +100,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
         return None
 
     def model(run: Run) -> str:
-        return "{model}, T = {seq_len}".format(**run.board.records[0].workload)
+        return "{model}, T = {seq_len}".format(**run.board.workload)
 
     columns: list[Column[Run]] = [
         Column("Run", lambda run: run.board.title, words=True),
@@ -166,7 +166,7 @@ def _where(rung: RungView) -> str:
 
 
 def _ladder(run: Run) -> str:
-    model = run.board.records[0].workload["model"]
+    model = run.board.workload["model"]
     return run.board.ladder if model == "gpt2" else f"{run.board.ladder} ({model})"
 
 

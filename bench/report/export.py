@@ -39,7 +39,7 @@ def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
 
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
-    machine, workload = board.environment, board.records[0].workload
+    machine, workload = board.environment, board.workload
     return {
         "ladder": board.ladder,
         "machine": machine.machine,

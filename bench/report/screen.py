@@ -140,14 +140,14 @@ def task_title(board: Scoreboard) -> str:
 
 def _length(board: Scoreboard) -> str:
     """The length of its sequences, where it is not the model's longest."""
-    workload = board.records[0].workload
+    workload = board.workload
     length, preset = workload["seq_len"], PRESETS.get(workload["model"])
     return "" if preset and length == preset.n_ctx else f", T = {length},"
 
 
 def model_title_of(board: Scoreboard) -> str:
     found = measured(board.records)
-    return model_title(board.records[0].workload["model"], found.parameters if found else None)
+    return model_title(board.workload["model"], found.parameters if found else None)
 
 
 def limit_of(board: Scoreboard, row: Row) -> str:

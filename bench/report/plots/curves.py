@@ -78,7 +78,7 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
     curves = _curves((board, row, f"{_name_of(board)}: {row.rung}") for board, row in runs)
     if len(curves) < 2:
         return None
-    workload = runs[0][0].records[0].workload
+    workload = runs[0][0].workload
     title = (
         f"{workload['model']} on {workload['data']}, {curves[0].measurement.tokens_per_step:,} tokens per "
         f"step: loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "

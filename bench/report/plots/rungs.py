@@ -27,10 +27,8 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     machine = board.environment
     rounds = plural(board.rounds, "round")
     rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
-    model = board.records[0].workload["model"]
-    return (
-        f"{board.ladder}: {model} on {style.shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
-    )
+    what = f"{board.ladder}: {board.workload['model']} on {style.shortened(machine.machine, 40)}"
+    return f"{what}, torch {machine.torch}; {rounds}"
 
 
 def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
@@ -78,8 +76,7 @@ def climb(board: Scoreboard) -> Figure | None:
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
-        said = f"{tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}"
-        style.tooltip(bar, f"{row.rung}: {said}")
+        style.tooltip(bar, f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}")
         style.draw_intervals(axes, [y], [(now, row.tps.low, row.tps.high)])
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now

@@ -43,8 +43,7 @@ class Group:
 
 def by_batch(board: Scoreboard) -> list[Group]:
     """Groups of rungs that differ in the sequences per device only, and in what follows from these."""
-    workload = board.records[0].workload
-    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, workload))
+    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, board.workload))
     return _groups(by_toggles, lambda row: row.toggles.micro_batch_size)
 
 
