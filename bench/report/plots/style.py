@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -70,6 +70,23 @@ def theme(name: str) -> Iterator[None]:
     }
     with rc_context(settings):
         yield
+
+
+def draw_on_both_papers(out: Path, pictures: Callable[[], Iterable[tuple[str, Figure | None]]]) -> list[Path]:
+    """Draw pictures into out/plots, on light and on dark paper; returns the files. Raises OSError.
+
+    pictures: makes them, each with its name; None is one that has nothing to show.
+    """
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for paper in THEMES:
+        suffix = "" if paper == "light" else f"-{paper}"
+        with theme(paper):
+            for name, figure in pictures():
+                if figure:
+                    files += save(figure, folder / f"{name}{suffix}")
+    return files
 
 
 TIP = "tip:"
