@@ -138,6 +138,12 @@ class Scoreboard:
         return any(record.kind == "sweep" for record in self.records)
 
     @property
+    def climbs(self) -> bool:
+        """Whether its rungs stand on one another and two or more were measured, as a picture of it needs."""
+        measured = [row for row in self.rows if row.tps]
+        return len(measured) > 1 and any(row.external is None for row in measured) and not self.swept
+
+    @property
     def interrupted(self) -> bool:
         """Whether the run ended before its last process: by the user, out of time, or killed."""
         if any(record.cut_short for record in self.records):

@@ -55,12 +55,6 @@ def _apart(boards: Sequence[Scoreboard], machines: Sequence[str]) -> list[str]:
     return found
 
 
-def climbs(board: Scoreboard) -> bool:
-    """Whether its rungs stand on one another and at least two were measured: what a picture of it needs."""
-    measured = [row for row in board.rows if row.tps]
-    return len(measured) > 1 and any(row.external is None for row in measured) and not board.swept
-
-
 def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     shown = report.boards
     page_of = dict(zip(map(id, shown), files, strict=True))
@@ -105,7 +99,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
             lines.append(f"- [{markdown(plain(board.ladder))}]({page_of[id(board)]}): {_said(board)}")
         lines.append("")
         main = max(
-            (board for board in of_it if climbs(board)), key=lambda board: len(board.rows), default=None
+            (board for board in of_it if board.climbs), key=lambda board: len(board.rows), default=None
         )
         if main is not None and pictures:
             lines += [

@@ -38,7 +38,6 @@ from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
 from bench.report.cross_run import fastest_published
-from bench.report.folder import climbs
 from bench.report.peers import peer_results
 from bench.report.screen import (
     fastest_of_first_step,
@@ -111,7 +110,7 @@ def page(report: Report) -> str:
 def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
     """What decides which run the page shows first: the one with most rungs that stand on one another."""
     measured = [row.mean_tps for row in board.own.rows if row.tps]
-    return climbs(board), len(measured), max(measured, default=0.0)
+    return board.climbs, len(measured), max(measured, default=0.0)
 
 
 # --- The data of the charts: each figure once as a number and once as the text that tables show

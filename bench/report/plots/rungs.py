@@ -53,15 +53,14 @@ def finding(board: Scoreboard) -> str:
 
 def climb(board: Scoreboard) -> Figure | None:
     """Tokens per second from the first rung to the last, with each one's factor; None for a sweep."""
-    rows = [row for row in board.rows if row.tps]
-    own = [row for row in rows if not row.external]
-    if len(rows) < 2 or not own or board.swept:
+    if not board.climbs:
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + style.total_height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
     at = style.label_rungs(axes, [row.rung for row in board.rows])
-    speeds = [row.tps for row in rows if row.tps]
-    texts = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
+    measured = [(row, row.tps) for row in board.rows if row.tps]
+    speeds = [tps for _, tps in measured]
+    texts = [f"{number(tps.value)}{_factor(row)}" for row, tps in measured]
     starts = [speeds[0], *speeds[:-1]]  # a slower rung's bar ends where that of the rung before does
     ends = [
         (max(before.value, tps.high or tps.value), words)
