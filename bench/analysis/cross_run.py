@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.analysis.compare import RANKED
-from bench.analysis.row import Row, status_of
+from bench.analysis.row import Row, memory_ratio, status_of
 from bench.analysis.run_records import group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
@@ -135,14 +135,6 @@ def speed_ratio(rung: RungView, reference: RungView) -> Estimate | None:
     if reference.row is board.rows[0]:
         return paired_ratio(speeds, board.records.first_tps_by_round(reference.records))
     return paired_ratio(speeds, tps_by_round(reference.records))
-
-
-def memory_ratio(rung: RungView, reference: RungView) -> float | None:
-    """Peak memory over the reference's; None where the two were measured in different ways."""
-    a, b = rung.row, reference.row
-    if not a.peak_memory_bytes or not b.peak_memory_bytes or a.peak_memory_method != b.peak_memory_method:
-        return None
-    return a.peak_memory_bytes / b.peak_memory_bytes
 
 
 def fastest_rung(board: Scoreboard) -> RungView | None:
@@ -277,7 +269,7 @@ def _chain_row(rung: RungView, baseline: RungView, above: Sequence[RungView]) ->
         over_first=speed_ratio(rung, first) if first else None,
         over_before=rung.row.gain if both_ranked else None,
         verdict=rung.row.verdict if both_ranked else None,
-        memory_over_first=memory_ratio(rung, first) if first and rung.ranked else None,
+        memory_over_first=memory_ratio(rung.row, first.row) if first and rung.ranked else None,
     )
 
 

@@ -183,6 +183,12 @@ class Row:
         return self.maths not in (None, EQUAL)
 
 
+def memory_ratio(row: Row, reference: Row) -> float | None:
+    """Peak memory over the reference's; None where the two were measured in different ways."""
+    peak, over = row.peak_memory_bytes, reference.peak_memory_bytes
+    return peak / over if peak and over and row.peak_memory_method == reference.peak_memory_method else None
+
+
 def row_of(
     rung: list[Record],
     run: Run,

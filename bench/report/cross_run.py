@@ -12,11 +12,11 @@ from bench.analysis.cross_run import (
     by_speed,
     caveats_last,
     fastest_rung,
-    memory_ratio,
     name_with_caveats,
     rung_views,
     speed_ratio,
 )
+from bench.analysis.row import memory_ratio
 from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
@@ -491,7 +491,7 @@ def _tps_or_status(rung: RungView, reference: RungView) -> str:
 
 
 def _memory_over(rung: RungView, reference: RungView) -> str | None:
-    memory = memory_ratio(rung, reference) if rung.ranked else None
+    memory = memory_ratio(rung.row, reference.row) if rung.ranked else None
     return times(memory) if memory else None
 
 

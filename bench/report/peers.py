@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.analysis.compare import RANKED
-from bench.analysis.cross_run import RungView, fastest_rung, memory_ratio, name_with_caveats, speed_ratio
+from bench.analysis.cross_run import RungView, fastest_rung, name_with_caveats, speed_ratio
+from bench.analysis.row import memory_ratio
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
@@ -55,7 +56,7 @@ def _memory_over(ours: RungView, peer: RungView) -> float | None:
         return None
     if ours.gpu_memory_bytes and peer.gpu_memory_bytes:
         return ours.gpu_memory_bytes / peer.gpu_memory_bytes
-    return memory_ratio(ours, peer)
+    return memory_ratio(ours.row, peer.row)
 
 
 def peers(board: Scoreboard) -> Table | None:

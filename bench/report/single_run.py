@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.row import EQUAL, STATUS, Row, status_of
+from bench.analysis.row import EQUAL, STATUS, Row, memory_ratio, status_of
 from bench.analysis.run_records import by_round, measured, toggles_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.timing import Timing, timing
@@ -190,10 +190,7 @@ def _share_with_interval(share: Estimate) -> str:
 
 def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
     before = board.rung_before(row)
-    if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
-        return None
-    alike = before.peak_memory_method == row.peak_memory_method
-    return row.peak_memory_bytes / before.peak_memory_bytes if alike else None
+    return memory_ratio(row, before) if row.gain and before else None
 
 
 def hours_to_10b(tps: float) -> float:
