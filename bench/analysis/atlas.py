@@ -117,8 +117,7 @@ def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
             before = board.rung_before(row)
             if row.gain is None or row.verdict is None or before is None or before.caveats:
                 continue
-            changed = changes(before.toggles, row.toggles)
-            if changed:
+            if changed := changes(before.toggles, row.toggles):
                 yield Cell(ratio=row.gain, verdict=row.verdict, row=row, board=board), changed
 
 
@@ -131,14 +130,11 @@ def _published(figures: Sequence[Published]) -> dict[Changes, dict[str, float]]:
             alike = all(getattr(before, name) == getattr(after, name) for name in same)
             if not (alike and before.tps and after.tps and after.hardware):
                 continue
-            batches, devices = (
-                (each.micro_batch_size for each in (before, after)),
-                (before.devices, after.devices),
+            stated = (
+                Change("micro_batch_size", before.micro_batch_size, after.micro_batch_size),
+                Change("world_size", before.devices, after.devices),
             )
-            pairs = (("micro_batch_size", tuple(batches)), ("world_size", devices))
-            if any(None in pair for _, pair in pairs):
-                continue
-            changed = tuple(Change(name, *pair) for name, pair in pairs if pair[0] != pair[1])
-            if changed:
+            changed = tuple(change for change in stated if change.before != change.value)
+            if changed and not any(None in change for change in stated):
                 found.setdefault(changed, {}).setdefault(after.hardware, after.tps / before.tps)
     return found

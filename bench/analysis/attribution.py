@@ -23,8 +23,8 @@ from gpt2.config.workload import Workload
 class Gain:
     """Effect of one change on tokens per second."""
 
-    ratio: Estimate | None
-    verdict: Verdict | None
+    ratio: Estimate | None = None
+    verdict: Verdict | None = None
     absent: str = ""
     """Why there is no ratio."""
     failed_check: str = ""
@@ -108,9 +108,9 @@ def _gain(
     board: Scoreboard, records: Sequence[Record], toggles: Toggles | None, over: Toggles | None
 ) -> Gain:
     if toggles is None or over is None:
-        return Gain(ratio=None, verdict=None, absent="other steps")
+        return Gain(absent="other steps")
     if toggles == over:
-        return Gain(ratio=None, verdict=None, absent="set again later")
+        return Gain(absent="set again later")
     with_change, without_change = _with(records, toggles), _with(records, over)
     first = board.records.measured_rungs[0]
     is_first = over == toggles_of(first)
@@ -122,9 +122,9 @@ def _gain(
             status = _status(without_change, without_change, first, board)
         if status == "ok":
             return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
-        return Gain(ratio=ratio, verdict=None, failed_check=status)
+        return Gain(ratio=ratio, failed_check=status)
     failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
-    return Gain(ratio=None, verdict=None, absent=failed[-1] if failed else "not measured")
+    return Gain(absent=failed[-1] if failed else "not measured")
 
 
 def _status(

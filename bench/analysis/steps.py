@@ -27,7 +27,7 @@ class Step:
     group: Group
     tps: float
     """Tokens per second of all devices."""
-    over_first: float
+    over_first: float = 1.0
     """Speed-up over the first step."""
     rung: RungView | None = None
     figure: Published | None = None
@@ -54,22 +54,22 @@ def steps(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> li
         return []
     top = max(alone, key=lambda rung: rung.row.mean_tps)
     baselines = _baselines(alone, top)
-    start = next((rung for rung in baselines if _same_machine(rung, top)), None)
+    start = next((rung for rung in baselines if _machine(rung) == _machine(top)), None)
     climb = [rung for rung in alone if rung.board is top.board and not is_plain(rung.row.toggles)]
-    software = _rising(climb, start)
     several = [rung for rung in sound if rung.devices > 1]
     widest = max(several, key=lambda rung: rung.row.mean_tps, default=None)
-    distributed = _rising((rung for rung in several if widest and rung.board is widest.board), top)
+    spread = [rung for rung in several if widest and rung.board is widest.board]
     theirs = _published(figures, sound[0].task)
     found: list[Step] = [
         *_ours("Hardware", [(rung, None) for rung in baselines]),
         *(step for step in theirs if step.group == "Hardware"),
     ]
     found.sort(key=lambda step: step.tps)
-    for group, ours in (
-        ("Software", _ours("Software", software)),
-        ("Distributed", _ours("Distributed", distributed)),
-    ):
+    measured: dict[Group, list[Step]] = {
+        "Software": _ours("Software", _rising(climb, start)),
+        "Distributed": _ours("Distributed", _rising(spread, top)),
+    }
+    for group, ours in measured.items():
         others = [step for step in theirs if step.group == group]
         parts = [part for part in (ours, others if len(others) > len(ours) else []) if part]
         found += [step for part in sorted(parts, key=lambda part: part[0].tps) for step in part]
@@ -88,10 +88,6 @@ def is_plain(toggles: Toggles) -> bool:
 
 def _machine(rung: RungView) -> tuple[str, tuple[str, str, str]]:
     return rung.environment.machine, rung.device
-
-
-def _same_machine(rung: RungView, other: RungView) -> bool:
-    return _machine(rung) == _machine(other)
 
 
 def _baselines(rungs: Iterable[RungView], top: RungView) -> list[RungView]:
@@ -120,7 +116,6 @@ def _ours(group: Group, rungs: Sequence[tuple[RungView, RungView | None]]) -> li
         Step(
             group=group,
             tps=rung.row.mean_tps,
-            over_first=1.0,
             rung=rung,
             next_rung=before is not None
             and before.board is rung.board
@@ -147,7 +142,7 @@ def _published(figures: Sequence[Published], task: tuple[str, int]) -> list[Step
         group: Group = "Distributed" if devices > 1 else "Hardware" if new else "Software"
         before, tps = (found[-1].tps if found else None), figure.tps or 0.0
         if before is None or tps > before:
-            found.append(Step(group=group, tps=tps, over_first=1.0, figure=figure, tps_before=before))
+            found.append(Step(group=group, tps=tps, figure=figure, tps_before=before))
     return found
 
 
