@@ -130,19 +130,16 @@ def fallbacks(text: str) -> tuple[str, ...]:
     """Installed fonts for letters of a text that the usual font lacks."""
     usual = findfont(FontProperties(family=rcParams["font.family"]))
     missing = {ord(letter) for letter in text} - _letters(usual)
-    label_rungs: list[str] = []
     if not missing:
         return ()
+    found: list[str] = []
     for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)):
-        letters = (
-            frozenset()
-            if font.name in label_rungs or font.name.startswith(PLACEHOLDERS)
-            else _letters(font.fname)
-        )
-        if missing & letters:
+        if font.name in found or font.name.startswith(PLACEHOLDERS):
+            continue
+        if letters := missing & _letters(font.fname):
             missing -= letters
-            label_rungs.append(font.name)
-    return tuple(label_rungs)
+            found.append(font.name)
+    return tuple(found)
 
 
 PLACEHOLDERS = "Last Resort"
@@ -180,8 +177,8 @@ def _same_clips(text: str) -> str:
     """Name clipping rectangles by picture and order: the layout's last bits differ between runs."""
     # No two pictures of a page may share a name.
     own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]
-    label_rungs: dict[str, str] = {}
-    return CLIP.sub(lambda match: label_rungs.setdefault(match[0], f"p{own}-{len(label_rungs)}"), text)
+    names: dict[str, str] = {}
+    return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
 
 
 Interval = tuple[float, float | None, float | None]
