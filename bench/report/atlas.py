@@ -69,11 +69,6 @@ def _has_room(line: Line) -> bool:
     return len(line.changes) <= FEW and (sure or len(line.cells) + len(line.published) > 1)
 
 
-def word(cell: Cell) -> str:
-    """The verdict, once and in plain words; empty where none can be given."""
-    return verdict_word(cell.verdict)
-
-
 def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Table | None:
     """The gain of each change over the rung before on each machine; None for a single run."""
     found = whole(boards, figures)
@@ -114,4 +109,4 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
 
 
 def _written(cell: Cell) -> str:
-    return ", ".join(filter(None, (ratio(cell.ratio), word(cell))))
+    return ", ".join(filter(None, (ratio(cell.ratio), verdict_word(cell.verdict))))

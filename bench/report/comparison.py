@@ -284,9 +284,8 @@ def chain_columns(chain: Chain) -> list[Column[ChainRow]]:
 
 
 def _orders(row: ChainRow) -> str | None:
-    return (
-        f"{row.orders_of_magnitude + 0.0:.2f}" if row.orders_of_magnitude is not None else None
-    )  # never -0.00
+    orders = row.orders_of_magnitude
+    return f"{orders + 0.0:.2f}" if orders is not None else None  # never -0.00
 
 
 def _time(row: ChainRow, tokens: float) -> str | None:
@@ -393,11 +392,10 @@ def _mfu(chain: Chain) -> Iterator[str]:
         (f"{m.flops_per_token:,} FLOPs per token ({m.flops_formula})", run) for m, run in measurements if m
     )
     peaks = _by_value((_peak(r.rung), _letter(chain, r.rung)) for r in chain.rows if r.rung.measurement)
-    if len(formulas) == 1:
-        yield f"MFU = {next(iter(formulas))} x TPS / the dense bfloat16 peak of all devices at work."
-    elif formulas:
-        by_run = "; ".join(f"{runs} {formula}" for formula, runs in formulas.items())
-        yield f"MFU = {by_run} x TPS / the dense bfloat16 peak of all devices at work."
+    if formulas:
+        by_run = [f"{runs} {formula}" for formula, runs in formulas.items()]
+        formula = "; ".join(by_run if len(formulas) > 1 else formulas)
+        yield f"MFU = {formula} x TPS / the dense bfloat16 peak of all devices at work."
     if peaks:
         by_run = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
         yield f"Peak of one device, which is all of a CPU: {by_run}."

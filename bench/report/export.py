@@ -69,14 +69,7 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
     if chain is None:
         return {}
     start = chain.baseline
-    chain_row = next(
-        (
-            chain_row
-            for chain_row in chain.rows
-            if chain_row.rung.board is board and chain_row.rung.row is row
-        ),
-        None,
-    )
+    chain_row = next((each for each in chain.rows if each.rung.board is board and each.rung.row is row), None)
     return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), chain_row)}
 
 

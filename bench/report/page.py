@@ -32,6 +32,7 @@ from bench.format import (
     ratio,
     times,
     tokens_per_second,
+    verdict_word,
 )
 from bench.records.measurement import Measurement
 from bench.records.published import Published
@@ -50,7 +51,6 @@ from bench.report.screen import (
     status_words,
     title,
     told_apart,
-    verdict_word,
     warnings_by_weight,
 )
 from bench.report.single_run import WORK, profiled
@@ -333,11 +333,7 @@ def _samples(board: Scoreboard) -> Table:
         Column("Round", lambda sample: sample[0].repetition),
         Column("TPS", lambda sample: sample[2], number),
         Column("Steps per block", lambda sample: sample[1].block_steps),
-        Column(
-            "Seconds of each block",
-            lambda sample: _seconds(sample[1]),
-            words=True,
-        ),
+        Column("Seconds of each block", lambda sample: _seconds(sample[1]), words=True),
     ]
     return Table(title="Raw samples", columns=columns, rows=_timed(board.records))
 

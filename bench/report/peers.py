@@ -126,11 +126,7 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
         "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
         "slower than": [result for result in measured if result.verdict == "slower"],
     }
-    count = (
-        f"{len(measured)} peers measured in this run"
-        if len(measured) > 1
-        else "one peer measured in this run"
-    )
+    count = f"{f'{len(measured)} peers' if len(measured) > 1 else 'one peer'} measured in this run"
     if all(result.clear for result in measured):
         named = f" ({_named(measured)})" if len(measured) <= NAMED else ""
         claim = f"Ours is faster than {'each of ' * (len(measured) > 1)}the {count}{named}"
@@ -140,17 +136,15 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     claim += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
     claim += f"{floor(board.delta)}."
     control = board.rows[0]
-    if not board.last_control and control.toggles.product_format() != ours.row.toggles.product_format():
-        claim += (
-            f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other "
-        )
-        claim += "formats wander more the intervals tell."
+    control_format = control.toggles.product_format()
+    if not board.last_control and control_format != ours.row.toggles.product_format():
+        claim += f" That is the noise of {control.rung}, in {control_format}; of what other formats wander "
+        claim += "more the intervals tell."
     if missing := [result for result in results if not result.ratio]:
         claim += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
-        claim += (
-            " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
-        )
+        claim += " Not all rungs of the ladder were asked for: of peers among the others this run tells "
+        claim += "nothing."
     return claim
 
 

@@ -89,8 +89,8 @@ def tables(
         _timing(board),
         profile_table(board),
         _cost(board, price_per_hour),
+        beside(board, figures),
     ]
-    more.append(beside(board, figures))
     scoreboard = Table(title=board.title, columns=columns(board), rows=board.rows, notes=caption(board))
     return [scoreboard, *(table for table in more if table)]
 
