@@ -172,7 +172,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
             "slower, if it excludes 1; else unclear."
         ),
     ]
-    if any(c.low and c.high and not c.low <= 1 <= c.high for _, c in controls):
+    if any(c.excludes_one for _, c in controls):
         lines.append(
             "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than "
             "its intervals allow for; let it settle and run again."

@@ -21,7 +21,7 @@ from bench.analysis.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.atlas import TITLE, pictured
-from bench.report.screen import limit_of, machine_title, screen_markdown, task_title, told_apart
+from bench.report.screen import limit_of, machine_titles, screen_markdown, task_title
 from bench.report.table import Table, notes_to_markdown, share_notes
 from gpt2.files.atomic import atomic_write
 
@@ -75,9 +75,8 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]
     ranked = sorted(shown, key=lambda board: (task_title(board), -_most(board)))
-    titles = told_apart([(machine_title(board), board.environment.machine) for board in ranked])
     seen: set[tuple[str, str]] = set()
-    for board, hardware in zip(ranked, titles, strict=True):
+    for board, hardware in zip(ranked, machine_titles(ranked), strict=True):
         key = (task_title(board), board.environment.machine)
         fastest = board.fastest
         if fastest is None or key in seen:

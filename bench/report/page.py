@@ -46,7 +46,7 @@ from bench.report.screen import (
     hardware_title,
     limit_of,
     limit_tps,
-    machine_title,
+    machine_titles,
     model_title_of,
     status_words,
     title,
@@ -83,7 +83,7 @@ def page(report: Report) -> str:
         "chosen": chosen,
         "first": above,
         "last": above + len(boards[chosen].rows) - 1 if boards else 0,
-        "runs": [_run(board, hardware) for board, hardware in zip(boards, _hardware(boards), strict=True)],
+        "runs": [_run(*run) for run in zip(boards, machine_titles(boards), strict=True)],
         "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -114,11 +114,6 @@ def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
 
 
 # --- The data of the charts: each figure once as a number and once as the text that tables show
-
-
-def _hardware(boards: Sequence[Scoreboard]) -> list[str]:
-    """What each run ran on, with the machine's name where two machines are alike."""
-    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
 
 
 def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:

@@ -200,6 +200,11 @@ def told_apart(titles: Sequence[tuple[str, str]]) -> list[str]:
     ]
 
 
+def machine_titles(boards: Sequence[Scoreboard]) -> list[str]:
+    """What each run ran on, in a few words, with the machine's name where two machines are alike."""
+    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
+
+
 def cpu_title(environment: Environment) -> str:
     """A CPU's own name for itself without what every such name has."""
     name = re.sub(r"\((R|TM|family.*)\)|\b(CPU|Processor)\b|@.*|\d+-Core.*", "", environment.cpu, flags=re.I)
@@ -391,8 +396,7 @@ def warnings_by_weight(board: Scoreboard) -> list[str]:
 
 
 def _noise(board: Scoreboard) -> Iterator[str]:
-    controls = [each for each in (board.control, board.last_control) if each and each.low and each.high]
-    if any(not each.low <= 1 <= each.high for each in controls if each.low and each.high):
+    if any(control and control.excludes_one for control in (board.control, board.last_control)):
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         yield (
