@@ -35,7 +35,7 @@ def roofline(board: Scoreboard) -> Figure | None:
         if row.tps is None or row.tokens_per_step is None:
             style.text_instead(speed, y, status_of(row))
             continue
-        style.draw_intervals(speed, [y], [(row.tps.value, row.tps.low, row.tps.high)])
+        style.draw_intervals(speed, [y], [row.tps])
         speed.plot(row.tps.value, y, "o", ms=7, color=style.COLOURS[0], label=None if ends else "measured")
         most = most_tokens_per_second(bound, row.tokens_per_step) if bound else None
         if bound is None or most is None:

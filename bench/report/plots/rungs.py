@@ -76,7 +76,7 @@ def climb(board: Scoreboard) -> Figure | None:
         start = before if before is not None and not row.external else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
         style.tooltip(bar, f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}")
-        style.draw_intervals(axes, [y], [(now, row.tps.low, row.tps.high)])
+        style.draw_intervals(axes, [y], [row.tps])
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
     style.plain_log(axes.xaxis)
@@ -109,11 +109,11 @@ def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, share of the limit and peak memory of each rung, as far as known."""
     if not any(row.tps for row in board.rows):
         return None
-    limit, share = share_of_limit_axis(board)
-    columns: list[tuple[str, list[style.Interval | None]]] = [
-        ("tokens per second", [bounds(row.tps) for row in board.rows]),
-        ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
-        (limit, [of_hundred(share(row)) for row in board.rows]),
+    limit, share = limit_axis(board)
+    columns: list[tuple[str, list[Estimate | None]]] = [
+        ("tokens per second", [row.tps for row in board.rows]),
+        ("speed-up over the first rung", [row.speedup for row in board.rows]),
+        (limit, [share(row) for row in board.rows]),
         ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
     shown = [
@@ -127,14 +127,14 @@ def panels(board: Scoreboard) -> Figure | None:
     for axes, (label, values, colour) in zip(every, shown, strict=True):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
-        for y, value, row in zip(at, values, board.rows, strict=True):
-            if value is None:
+        for y, each, row in zip(at, values, board.rows, strict=True):
+            if each is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, value[0], height=0.62, **_look(row, colour))
-            style.tooltip(bar, f"{row.rung}: {number(value[0])}, {label}")
-            style.draw_intervals(axes, [y], [value])
-            style.text_beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
+            bar = axes.barh(y, each.value, height=0.62, **_look(row, colour))
+            style.tooltip(bar, f"{row.rung}: {number(each.value)}, {label}")
+            style.draw_intervals(axes, [y], [each])
+            style.text_beside(axes, max(each.value, each.high or 0.0), y, number(each.value))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(3))
@@ -151,25 +151,21 @@ LIMITS = {
 """Label of an axis, by what its shares are of."""
 
 
-def share_of_limit_axis(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
-    """Label of an axis with shares of the limit, and the share of a row."""
-    name, share = share_of_limit(board)
-    return LIMITS[name], share
+def limit_axis(board: Scoreboard) -> tuple[str, Callable[[Row], Estimate | None]]:
+    """Label of an axis with shares of the limit, and the share of a row in percent, without an interval."""
+    name, share_of = share_of_limit(board)
+
+    def percent(row: Row) -> Estimate | None:
+        share = share_of(row)
+        return Estimate(100 * share, None, None, rounds=1) if share is not None else None
+
+    return LIMITS[name], percent
 
 
-def bounds(estimate: Estimate | None) -> style.Interval | None:
-    """An estimate as an Interval."""
-    return (estimate.value, estimate.low, estimate.high) if estimate else None
-
-
-def of_hundred(share: float | None) -> style.Interval | None:
-    """A share in percent as an Interval without ends."""
-    return (100 * share, None, None) if share is not None else None
-
-
-def peak_gib(row: Row) -> style.Interval | None:
-    """Peak memory of all rounds as an Interval without ends."""
-    return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
+def peak_gib(row: Row) -> Estimate | None:
+    """Peak memory of all rounds, without an interval."""
+    peak = row.peak_memory_bytes
+    return Estimate(peak / GIB, None, None, rounds=1) if peak is not None else None
 
 
 def attribution(board: Scoreboard) -> Figure | None:
@@ -193,7 +189,7 @@ def attribution(board: Scoreboard) -> Figure | None:
         drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
         values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
         axes.plot(values, ys, marker, color=style.COLOURS[place], label=label, ms=6)
-        style.draw_intervals(axes, ys, [(ratio.value, ratio.low, ratio.high) for _, ratio in drawn])
+        style.draw_intervals(axes, ys, [ratio for _, ratio in drawn])
     axes.set_xscale("log")
     style.plain_log(axes.xaxis)
     ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)

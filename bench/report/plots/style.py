@@ -25,6 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.format import number, plain
+from bench.stats import Estimate
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, without yellow and black, which vanish on one of the papers."""
@@ -181,23 +182,19 @@ def _same_clips(text: str) -> str:
     return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
 
 
-Interval = tuple[float, float | None, float | None]
-"""A value and the ends of its interval, where there is one."""
-
-
 def draw_intervals(
     axes: Axes,
     at: Sequence[float],
-    values: Sequence[Interval],
+    values: Sequence[Estimate],
     *,
     upright: bool = False,
     colour: str | None = None,
 ) -> None:
     """Draw intervals as lines, horizontal or upright."""
-    for place, (value, low, high) in zip(at, values, strict=True):
-        if low is None or high is None:
+    for place, each in zip(at, values, strict=True):
+        if each.low is None or each.high is None:
             continue
-        reach = [[value - low], [high - value]]
+        value, reach = each.value, [[each.value - each.low], [each.high - each.value]]
         line = colour or axes.xaxis.label.get_color()
         if upright:
             axes.errorbar(place, value, yerr=reach, color=line, capsize=3, lw=1.2)
