@@ -51,6 +51,10 @@ class Attribution:
         return agreement(self.gains)
 
 
+GAINS = {"in_order": "added in order", "alone": "alone on the first rung", "last": "added last"}
+"""The three answers, with their names in charts."""
+
+
 def agreement(gains: Sequence[Gain]) -> str:
     """Whether gains agree on the direction, in words for a table; empty where too little is known."""
     verdicts = {gain.verdict for gain in gains}

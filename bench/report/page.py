@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
 from bench.analysis.cross_run import by_speed, fastest_rung
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, tps_by_round, varying
@@ -60,8 +60,6 @@ from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
-GAINS = {"in_order": "added in order", "alone": "alone on the first rung", "last": "added last"}
-"""The three answers of bench.analysis.attribution, with their names in the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from bench.analysis.attribution import Attribution, Gain
+from bench.analysis.attribution import GAINS, Attribution, Gain
 from bench.analysis.attribution import attribution as attributed
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
@@ -20,6 +20,8 @@ from bench.stats import LEAST_ROUNDS, Estimate
 WIDTH = 8.0
 PER_RUNG = 0.42
 """Inches."""
+Value = Callable[[Row], Estimate | None]
+"""What a picture shows of a row."""
 
 
 def about(board: Scoreboard, intervals: bool = True) -> str:
@@ -109,26 +111,24 @@ def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, share of the limit and peak memory of each rung, as far as known."""
     if not any(row.tps for row in board.rows):
         return None
-    limit, share = limit_axis(board)
-    columns: list[tuple[str, list[Estimate | None]]] = [
-        ("tokens per second", [row.tps for row in board.rows]),
-        ("speed-up over the first rung", [row.speedup for row in board.rows]),
-        (limit, [share(row) for row in board.rows]),
-        ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
+    columns: list[tuple[str, Value]] = [
+        ("tokens per second", lambda row: row.tps),
+        ("speed-up over the first rung", lambda row: row.speedup),
+        limit_axis(board),
+        ("peak memory, GiB", peak_gib),
     ]
-    shown = [
-        (*column, colour) for column, colour in zip(columns, style.COLOURS, strict=False) if any(column[1])
-    ]
+    coloured = zip(columns, style.COLOURS, strict=False)
+    shown = [(*column, colour) for column, colour in coloured if any(map(column[1], board.rows))]
     width = 1.6 * WIDTH * (1 + len(shown)) / (1 + len(columns))
     height = 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG)
     figure = Figure(figsize=(width, height))
     every = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     at = style.label_rungs(every[0], [row.rung for row in board.rows])
-    for axes, (label, values, colour) in zip(every, shown, strict=True):
+    for axes, (label, value, colour) in zip(every, shown, strict=True):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
-        for y, each, row in zip(at, values, board.rows, strict=True):
-            if each is None:
+        for y, row in zip(at, board.rows, strict=True):
+            if (each := value(row)) is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
             bar = axes.barh(y, each.value, height=0.62, **_look(row, colour))
@@ -151,7 +151,7 @@ LIMITS = {
 """Label of an axis, by what its shares are of."""
 
 
-def limit_axis(board: Scoreboard) -> tuple[str, Callable[[Row], Estimate | None]]:
+def limit_axis(board: Scoreboard) -> tuple[str, Value]:
     """Label of an axis with shares of the limit, and the share of a row in percent, without an interval."""
     name, share_of = share_of_limit(board)
 
@@ -179,14 +179,10 @@ def attribution(board: Scoreboard) -> Figure | None:
     axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)
     if board.delta is not None:
         axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=style.NEITHER, alpha=0.25, lw=0)
-    kinds = (
-        ("added in order", "in_order", "o"),
-        ("alone on the first rung", "alone", "s"),
-        ("added last", "last", "D"),
-    )
-    for place, (label, name, marker) in enumerate(kinds):
-        points = [(y + 0.22 * (place - 1), getattr(rung, name)) for y, rung in zip(at, rungs, strict=True)]
-        drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
+    for place, ((name, label), marker) in enumerate(zip(GAINS.items(), "osD", strict=True)):
+        gains: list[Gain] = [getattr(rung, name) for rung in rungs]
+        points = [(y + 0.22 * (place - 1), gain.ratio) for y, gain in zip(at, gains, strict=True)]
+        drawn = [(y, ratio) for y, ratio in points if ratio]
         values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
         axes.plot(values, ys, marker, color=style.COLOURS[place], label=label, ms=6)
         style.draw_intervals(axes, ys, [ratio for _, ratio in drawn])

@@ -13,7 +13,7 @@ from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, varying, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
-from bench.report.plots.rungs import WIDTH, about, limit_axis, peak_gib
+from bench.report.plots.rungs import WIDTH, Value, about, limit_axis, peak_gib
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, draw_intervals, shortened, tooltip
 from bench.report.screen import machine_title
 from bench.stats import Estimate
@@ -63,7 +63,6 @@ def _difference(key: Toggles, others: Sequence[Toggles]) -> str:
 
 # --- Pictures
 
-Value = Callable[[Row], Estimate | None]
 LABELLED = 1
 """Most lines whose points are labelled; labels of more would overlap."""
 
