@@ -12,8 +12,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.records.published import Published
 from bench.report.folder import stems
 from bench.report.plots.atlas import atlas_picture
-from bench.report.plots.curves import device_curves, run_curves, rung_curves
-from bench.report.plots.machine import block_times
+from bench.report.plots.curves import block_times, device_curves, run_curves, rung_curves
 from bench.report.plots.memory import memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import attribution, climb, panels
