@@ -145,7 +145,7 @@ def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:
-    without, notes = share_notes(list(tables))
+    without, notes = share_notes(tables)
     texts = [table.to_markdown("##") for table in without]
     return "\n".join([f"# {heading}\n", *texts, *notes_to_markdown(notes, "##")])
 

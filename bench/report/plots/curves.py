@@ -86,7 +86,7 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
     title = (
         f"{workload['model']} on {workload['data']}, {curves[0].measurement.tokens_per_step:,} tokens per "
         f"step: loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
-        f"{rounds_of([board for board, _ in runs], intervals=False)}"
+        f"{rounds_of([board for board, _ in runs])}"
     )
     return _draw(curves, title, by_time=by_time)
 

@@ -43,7 +43,7 @@ def roofline(board: Scoreboard) -> Figure | None:
             style.text_beside(speed, ends[-1][0], y, ends[-1][1])
             style.text_instead(time, y, bound.absent if bound and bound.absent else "no ceiling measured")
             continue
-        _parts(time, y, row, bound, first=not ends)
+        _parts(time, y, row.rung, bound, 1e3 * row.tokens_per_step / row.tps.value, first=not ends)
         ends.append(_against(speed, y, row, bound, most, first=not ends))
     style.fit_log_axis(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
     style.plain_log(speed.xaxis)
@@ -93,16 +93,13 @@ def _against(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first
     return end, reached
 
 
-def _parts(axes: Axes, y: float, row: Row, bound: Bound, *, first: bool) -> None:
-    """Draw the bound's parts as shares of the measured step."""
-    assert row.tps is not None
-    assert row.tokens_per_step is not None
-    took = 1e3 * row.tokens_per_step / row.tps.value
+def _parts(axes: Axes, y: float, rung: str, bound: Bound, took: float, *, first: bool) -> None:
+    """Draw the bound's parts as shares of the measured step, which took so many milliseconds."""
     left = 0.0
     for label, name, colour in PARTS:
         part = 100 * getattr(bound, name) / took
         bar = axes.barh(y, part, 0.62, left, color=colour, lw=0, label=label if first else None)
-        style.tooltip(bar, f"{row.rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
+        style.tooltip(bar, f"{rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
         left += part
     if left < 100:
         label = "what the bound leaves out, and what could be faster"

@@ -33,11 +33,10 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     return f"{what}, torch {machine.torch}; {rounds}"
 
 
-def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
-    """Number of rounds, and whether there are intervals."""
+def rounds_of(boards: Sequence[Scoreboard]) -> str:
+    """Number of rounds of several runs."""
     counts = sorted({board.rounds for board in boards})
-    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
-    return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
+    return f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
 
 
 def finding(board: Scoreboard) -> str:

@@ -159,8 +159,7 @@ def _widest(board: Scoreboard, groups: Sequence[Group]) -> str:
 def _linear(axes: Axes, group: Group, label: str | None) -> None:
     """Draw perfect scaling from the fewest devices."""
     rows = [row for row in group.rows if row.tps]
-    assert rows[0].tps is not None
-    one = rows[0].tps.value / rows[0].toggles.world_size
+    one = rows[0].mean_tps / rows[0].toggles.world_size
     linear = [(row.toggles.world_size, one * row.toggles.world_size) for row in rows]
     axes.plot(*zip(*linear, strict=True), "--", color=NEITHER, label=label, lw=1)
 

@@ -149,7 +149,7 @@ def _measured(ours: Sequence[Step]) -> str:
     rungs = [step.rung for step in ours if step.rung]
     model, length = rungs[0].task
     torches = ", ".join(dict.fromkeys(rung.environment.torch for rung in rungs))
-    rounds = rounds_of([rung.board for rung in rungs], intervals=False)
+    rounds = rounds_of([rung.board for rung in rungs])
     ladders = style.shortened(", ".join(dict.fromkeys(rung.board.ladder for rung in rungs)), 60)
     return f"measured here: {model}, T = {length}, torch {torches}, {rounds}; ladders {ladders}"
 
