@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bench.analysis.attribution import Gain, agreement
-from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.published import Published
@@ -45,9 +44,8 @@ def changes(before: Toggles, after: Toggles) -> Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(Gain):
-    """The gain of one change on one machine, and the rung that it was measured with."""
+    """The gain of one change on one machine, and the run that measured it."""
 
-    row: Row
     board: Scoreboard
 
 
@@ -118,7 +116,7 @@ def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
             if row.gain is None or row.verdict is None or before is None or before.caveats:
                 continue
             if changed := changes(before.toggles, row.toggles):
-                yield Cell(ratio=row.gain, verdict=row.verdict, row=row, board=board), changed
+                yield Cell(ratio=row.gain, verdict=row.verdict, board=board), changed
 
 
 def _published(figures: Sequence[Published]) -> dict[Changes, dict[str, float]]:

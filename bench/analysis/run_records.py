@@ -80,7 +80,7 @@ class Run(tuple[Record, ...]):
 
     @cached_property
     def own_rungs(self) -> list[list[Record]]:
-        """Those of ours."""
+        """Records of each of these that is ours."""
         return [rung for rung in self.measured_rungs if not is_external(rung)]
 
     def first_tps_by_round(self, first: Sequence[Record]) -> dict[tuple[int, str], float]:
