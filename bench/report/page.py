@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
@@ -53,7 +52,7 @@ from bench.report.screen import (
     told_apart,
     warnings_by_weight,
 )
-from bench.report.single_run import WORK, profiled
+from bench.report.single_run import WORK, work_of
 from bench.report.table import Column, Table
 from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
@@ -226,11 +225,9 @@ def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
 
 
 def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
-    """Milliseconds of a step by kind of work, medians over rounds, the largest first."""
-    found = list(profiled(records).values())
-    each = {kind: 1e3 * median(kinds.get(kind, 0.0) for kinds in found) for kind in WORK} if found else {}
-    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)
-    return [(WORK[kind][0], ms, f"{number(ms)} ms") for kind, ms in largest if ms]
+    """Kinds of work of a step with their milliseconds, the largest first."""
+    each = [(WORK[kind][0], 1e3 * seconds) for kind, seconds in work_of(records) if seconds]
+    return [(title, ms, f"{number(ms)} ms") for title, ms in each]
 
 
 def _blocks(records: Sequence[Record]) -> list[list[str]]:

@@ -37,7 +37,7 @@ from bench.format import (
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.caption import derived_peak, largest_batches, other_method, other_step
-from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
+from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
@@ -351,16 +351,15 @@ def most_gained(board: Scoreboard) -> list[Row]:
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     """Kinds of work that take most of a step, with their shares."""
-    found = list(profiled(board.records_of(row)).values())
-    if not found:
+    records = board.records_of(row)
+    if not (largest := work_of(records)[:3]):
         return []
-    whole = median(sum(kinds.values()) for kinds in found)
-    each = {kind: median(kinds.get(kind, 0.0) for kinds in found) / whole for kind in WORK}
-    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)[:3]
+    whole = median(sum(kinds.values()) for kinds in profiled(records).values())
+    shares = [(kind, seconds / whole) for kind, seconds in largest]
     words = {"products": "matmuls", "optimizer": "AdamW"}
     return [
         f"{words.get(kind, WORK[kind][0].lower())} {whole_percent(share)}"
-        for kind, share in largest
+        for kind, share in shares
         if share >= 0.05
     ]
 

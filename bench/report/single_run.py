@@ -348,6 +348,13 @@ def profiled(rung: Sequence[Record]) -> Profiled:
     return by_round(rung, kinds)
 
 
+def work_of(rung: Sequence[Record]) -> list[tuple[str, float]]:
+    """Seconds of a step by kind of work, medians over rounds, the largest first; empty without a profile."""
+    found = list(profiled(rung).values())
+    each = {kind: median(kinds.get(kind, 0.0) for kinds in found) for kind in WORK} if found else {}
+    return sorted(each.items(), key=lambda item: item[1], reverse=True)
+
+
 @dataclass(frozen=True)
 class StepProfile:
     """What the profiled steps of a rung, and of the rung before it, spent their time on."""
