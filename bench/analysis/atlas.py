@@ -1,4 +1,4 @@
-"""What helps on which hardware: the gain of each change over the rung before, by machine. Imports no torch.
+"""What helps on which hardware: the gain of each change over the rung before, by machine.
 
 for line in atlas({"2 cores": boards}): print([str(change) for change in line.changes], line.cells)
 

@@ -1,7 +1,4 @@
-"""Runs side by side: rungs paired by what they switch on, their ratios, what else differs, and a gate for CI.
-
-Imports no torch.
-"""
+"""Runs side by side: rungs paired by what they switch on, their ratios, what differs, and a gate for CI."""
 
 from __future__ import annotations
 

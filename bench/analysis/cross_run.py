@@ -1,7 +1,4 @@
-"""Rungs across runs: what tables over several runs tell of a rung, and all rungs chained from one baseline.
-
-Imports no torch.
-"""
+"""Rungs across runs: what tables over several runs tell of a rung, and rungs chained from one baseline."""
 
 from __future__ import annotations
 

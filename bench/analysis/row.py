@@ -1,4 +1,4 @@
-"""One row of a scoreboard, computed from the records of its rung, and what its shares are over. No torch."""
+"""One row of a scoreboard, computed from the records of its rung, and what its shares are over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records by rung and round, and with which rung another is compared. Imports no torch."""
+"""Records by rung and round, and with which rung another is compared."""
 
 from __future__ import annotations
 

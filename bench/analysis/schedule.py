@@ -1,4 +1,4 @@
-"""Which processes a run consists of, in order: rungs, their controls, and ablations. Imports no torch."""
+"""Which processes a run consists of, in order: rungs, their controls, and ablations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which results files to show, and what a run's results say about its success. Imports no torch."""
+"""Which results files to show, and what a run's results say about its success."""
 
 from __future__ import annotations
 

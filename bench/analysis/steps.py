@@ -2,7 +2,7 @@
 
 for step in steps(boards, figures): print(step.group, step.tps, step.over_first)
 
-What a rung is a step of, its facts say: toggles, machine and number of devices, never its name. No torch.
+What a rung is a step of, its facts say: toggles, machine and number of devices, never its name.
 """
 
 from __future__ import annotations

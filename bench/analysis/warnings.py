@@ -1,4 +1,4 @@
-"""Warnings about a scoreboard's figures, a line each. Imports no torch."""
+"""Warnings about a scoreboard's figures, a line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What helps on which hardware, as a table: optimisation by machine. Imports no torch."""
+"""What helps on which hardware, as a table: optimisation by machine."""
 
 from __future__ import annotations
 

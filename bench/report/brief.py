@@ -1,4 +1,4 @@
-"""What a command prints: the answer, one table, and the notes that matter most. Imports no torch.
+"""What a command prints: the answer, one table, and the notes that matter most.
 
 for line in Brief(answer=["a is the fastest"], table=table).lines(width=100): console.print(line)
 """

@@ -1,4 +1,4 @@
-"""Tables over several runs, each only where it has something to say. Imports no torch."""
+"""Tables over several runs, each only where it has something to say."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 for name, text in files(report).items(): (out / name).write_text(text)
 rewrite(Path("README.md"), text)  # between its two markers
-
-Imports no torch and no matplotlib.
 """
 
 from __future__ import annotations

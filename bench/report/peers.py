@@ -1,4 +1,4 @@
-"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds. Imports no torch."""
+"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds."""
 
 from __future__ import annotations
 

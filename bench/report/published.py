@@ -1,4 +1,4 @@
-"""Tables of published figures, and of ours beside them; labelled, and never ranked with ours. No torch."""
+"""Tables of published figures, and of ours beside them; labelled, and never ranked with ours."""
 
 from __future__ import annotations
 

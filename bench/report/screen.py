@@ -3,7 +3,7 @@
 for line in screen(board, width=100): console.print(line)
 text = screen_markdown(board)
 
-At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded. Torch-free.
+At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded.
 """
 
 from __future__ import annotations

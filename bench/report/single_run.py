@@ -1,4 +1,4 @@
-"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. No torch."""
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder that leads to a sweep's winner, as YAML. Imports no torch."""
+"""The ladder that leads to a sweep's winner, as YAML."""
 
 from __future__ import annotations
 
