@@ -69,11 +69,6 @@ class Run(tuple[Record, ...]):
         return references
 
     @cached_property
-    def first_measured(self) -> list[Record] | None:
-        """The first of our rungs that was measured."""
-        return next((rung for rung in self.own_rungs if measured(rung)), None)
-
-    @cached_property
     def measured_rungs(self) -> list[list[Record]]:
         """Records of each rung, or of each candidate of a sweep, that was to be measured."""
         return [rung for rung in self.rungs.values() if not not_carried(rung[0])]
@@ -101,7 +96,8 @@ class Run(tuple[Record, ...]):
         if reference is None:
             return None
         itself = reference[0].kind == rung[0].kind and reference[0].rung_index == rung[0].rung_index
-        return None if itself and reference is not self.first_measured else reference
+        first = next((each for each in self.own_rungs if measured(each)), None)
+        return None if itself and reference is not first else reference
 
 
 def is_external(rung: Sequence[Record]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bench.analysis.compare import Comparison, Pair, Side
 from bench.analysis.cross_run import Chain, ChainRow, RungView
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import measured
+from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     DASH,
@@ -333,10 +333,8 @@ def _workload_value(run: Scoreboard, key: str) -> object:
 
 def _by_value(values: Iterable[tuple[str, str]]) -> dict[str, str]:
     """For each value the letters of the runs that have it, in words. values: pairs of value and letter."""
-    letters: dict[str, dict[str, None]] = {}
-    for value, run in values:
-        letters.setdefault(value, {})[run] = None
-    return {value: _and([*runs]) for value, runs in letters.items()}
+    by_value = group_by(dict.fromkeys(values), lambda pair: pair[0])
+    return {value: _and([run for _, run in pairs]) for value, pairs in by_value.items()}
 
 
 def _chain_notes(chain: Chain) -> Iterator[str]:

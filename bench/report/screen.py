@@ -52,16 +52,12 @@ STATUSES = {
     "out_of_memory": "out of memory",
     "timeout": "timed out",
     "unsupported": "not supported here",
-    "failed": "failed",
-    "interrupted": "interrupted",
     "parity_failed": "loss differs",
-    "ranks_differ": "ranks differ",
-    "not_comparable": "not comparable",
     "inert": "no effect here",
     "recompiled": "compiled again while it was timed",
     "other_maths": "not carried, as it changes the maths",
 }
-"""In plain words, for a row without figures or with figures that may not be used."""
+"""In plain words, where the status has not those itself: for a row whose figures are absent or not used."""
 UNCLEAR = " unclear: not told from the noise."
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""

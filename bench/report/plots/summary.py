@@ -40,13 +40,9 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     figure = Figure(figsize=(WIDTH, 1.5 + PER_BAR * len(labels)))
     axes = figure.add_subplot()
     at = style.label_rungs(axes, labels, LETTERS)
-    words = [
-        f"{number(step.tps)} · {_factor(step.over_first)}{'' if step.rung else ' · published'}"
-        for step in found
-    ]
-    ends = [(step.tps, each) for step, each in zip(found, words, strict=True)]
+    ends = [(step.tps, _beside(step)) for step in found]
     style.fit_log_axis(axes, 0.7 * min(step.tps for step in found), ends, part=1.1)
-    left, beside = axes.get_xlim()[0], iter(words)
+    left = axes.get_xlim()[0]
     for y, (name, step), label in zip(at, lines, axes.get_yticklabels(), strict=True):
         if step is None:
             label.set_fontweight("bold")
@@ -54,9 +50,8 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
         colour = COLOURS[step.group]
         look: dict[str, Any] = {"color": colour, "lw": 0} if step.rung else _hatched(colour)
         bar = axes.barh(y, step.tps - left, 0.68, left, **look)
-        said = next(beside)
-        style.tooltip(bar, f"{name}: {said}")
-        style.text_beside(axes, step.tps, y, said)
+        style.tooltip(bar, f"{name}: {_beside(step)}")
+        style.text_beside(axes, step.tps, y, _beside(step))
     axes.tick_params(axis="y", length=0)
     style.plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale) · how many times the first bar")
@@ -67,6 +62,10 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     figure.legend(handles=kinds, loc="outside lower left", fontsize=8)
     figure.suptitle(_title(found, ours), x=0.01, ha="left", fontsize=11)
     return figure
+
+
+def _beside(step: Step) -> str:
+    return f"{number(step.tps)} · {_factor(step.over_first)}{'' if step.rung else ' · published'}"
 
 
 def _hatched(colour: str) -> dict[str, Any]:
