@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.stats import Estimate
 from gpt2.format import duration, number
@@ -63,9 +63,16 @@ def speed(estimate: Estimate | None) -> str:
 
 def spread(estimate: Estimate) -> str:
     """An interval, as ±3 % or by its ends; empty where there is none."""
-    if estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
-        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
-    return whole_percent(estimate.half_width, "±")
+    return _interval(estimate, lambda half_width: whole_percent(half_width, "±"))
+
+
+def _interval(estimate: Estimate, narrow: Callable[[float], str]) -> str:
+    """An interval as `narrow` writes its half-width, but by its ends where it is wide; empty without one."""
+    half_width, low, high = estimate.half_width, estimate.low, estimate.high
+    if half_width is None or low is None or high is None:
+        return ""
+    # A wide interval is symmetric in its logarithm only, which +- would hide.
+    return f"({number(low)} to {number(high)})" if half_width > 0.5 else narrow(half_width)
 
 
 VERDICTS = {None: "", "same": "no difference", "not replicated": "", "no control": ""}
@@ -97,14 +104,7 @@ def tokens_per_second(estimate: Estimate | None) -> str:
 
 def with_interval(text: str, estimate: Estimate | None) -> str:
     """A number as text, with its interval."""
-    if estimate is None:
-        return DASH
-    if estimate.half_width is None:
-        return text
-    # A wide interval is symmetric in its logarithm only, which +- would hide.
-    if estimate.half_width > 0.5 and estimate.low is not None and estimate.high is not None:
-        return f"{text} ({number(estimate.low)} to {number(estimate.high)})"
-    return f"{text} ±{estimate.half_width:.1%}"
+    return f"{text} {_interval(estimate, '±{:.1%}'.format)}".rstrip() if estimate else DASH
 
 
 def floor(delta: float) -> str:

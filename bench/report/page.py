@@ -32,6 +32,7 @@ from bench.format import (
     times,
     tokens_per_second,
     verdict_word,
+    whole_percent,
 )
 from bench.records.measurement import Measurement
 from bench.records.published import Published
@@ -40,13 +41,14 @@ from bench.report.assembly import Report
 from bench.report.cross_run import fastest_published
 from bench.report.peers import peer_results
 from bench.report.screen import (
+    CEILING,
     fastest_of_first_step,
     findings,
     hardware_title,
-    limit_of,
     limit_tps,
     machine_titles,
     model_title_of,
+    share_of_limit,
     status_words,
     title,
     told_apart,
@@ -199,9 +201,9 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
 
 
 def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
-    """What a rung's speed is a share of, and the share; it is empty where neither limit is known."""
-    share, _, of = limit_of(board, row).partition(" % ")
-    return ("of this machine's fastest matmul" if of == "of ceiling" else of), f"{share} %" if share else ""
+    """What a rung's speed is a share of, and the share; it is empty where it is not known."""
+    name, share = share_of_limit(board)
+    return "of this machine's fastest matmul" if name == CEILING else name, whole_percent(share(row))
 
 
 def _gain(row: Row) -> str:
