@@ -11,7 +11,7 @@ from typing import Literal
 
 from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, memory_ratio, status_of
-from bench.analysis.run_records import group_by, measured, tps_by_round
+from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import percent, plain, plural, tokens_per_second
@@ -84,7 +84,7 @@ class RungView:
     @property
     def gpu_memory_bytes(self) -> int | None:
         """The largest use of a whole GPU's memory in any round; None where it is not known."""
-        peaks = [record.measurement.gpu_memory_bytes for record in self.records if record.measurement]
+        peaks = [each.gpu_memory_bytes for each in measurements(self.records)]
         return max((peak for peak in peaks if peak), default=None)
 
     @property

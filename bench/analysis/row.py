@@ -11,6 +11,7 @@ from bench.analysis.run_records import (
     group_by,
     is_external,
     measured,
+    measurements,
     not_carried,
     scaling_reference,
     toggles_of,
@@ -241,9 +242,7 @@ def row_of(
     dropped = _dropped(rung, run)
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
-    memory = [
-        r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes
-    ]
+    memory = [each.peak_memory_bytes for each in measurements(rung) if each.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
         index=rung[0].rung_index,

@@ -34,6 +34,10 @@ def varying(*toggles: Toggles) -> list[str]:
     return [name for name in names if len({getattr(each, name) for each in toggles}) > 1]
 
 
+def measurements(records: Sequence[Record]) -> list[Measurement]:
+    return [record.measurement for record in records if record.measurement]
+
+
 def measured(rung: Sequence[Record]) -> Measurement | None:
     """The first measurement of a rung: that of the round with the longest loss curve."""
     return next((r.measurement for r in rung if r.measurement), None)
@@ -145,8 +149,8 @@ def in_order(records: Sequence[Record]) -> list[Record]:
 
 def by_round(rung: Sequence[Record], figure: Callable[[Measurement], T | None]) -> dict[tuple[int, str], T]:
     """A figure of each measurement, by round and session: an interruption parts two rounds."""
-    measurements = [(r, figure(r.measurement)) for r in rung if r.status == "ok" and r.measurement]
-    return {(r.repetition, r.session): value for r, value in measurements if value is not None}
+    figures = [(r, figure(r.measurement)) for r in rung if r.status == "ok" and r.measurement]
+    return {(r.repetition, r.session): value for r, value in figures if value is not None}
 
 
 def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:

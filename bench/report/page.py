@@ -17,7 +17,7 @@ from markupsafe import Markup
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
 from bench.analysis.cross_run import by_speed, fastest_rung
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, tps_by_round, varying
+from bench.analysis.run_records import group_by, measurements, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     floor,
@@ -220,7 +220,7 @@ def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
     """Evidence for each toggle that the rung changes, as its first process with a proof took it."""
     before = board.rung_before(row)
     changed = varying(before.toggles if before else Toggles(), row.toggles)
-    taken = (r.measurement.proofs for r in board.records_of(row) if r.measurement and r.measurement.proofs)
+    taken = (m.proofs for m in measurements(board.records_of(row)) if m.proofs)
     for name, proof in next(taken, {}).items():
         if name in changed:
             yield f"{name}={getattr(row.toggles, name)}", plain(proof.evidence)
