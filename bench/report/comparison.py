@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.analysis.compare import Comparison, Pair, Side
@@ -308,27 +308,22 @@ def _baseline(chain: Chain) -> str:
 
 def _differences(chain: Chain) -> Iterator[str]:
     """A warning for each condition beside hardware and toggles that is not the same in all runs."""
-    conditions: list[tuple[str, Callable[[Scoreboard], object]]] = [
-        ("torch", lambda run: run.environment.torch),
-        ("the text (sha256)", _text),
-    ]
-    keys = dict.fromkeys(key for run in chain.runs for key in run.workload)
-    conditions += [(f"workload.{key}", lambda run, key=key: _workload_value(run, key)) for key in keys]
-    for name, value_of in conditions:
-        values = _by_value((str(value_of(run)), letter(place)) for place, run in enumerate(chain.runs))
+    conditions = [_conditions(run) for run in chain.runs]
+    for name in dict.fromkeys(name for each in conditions for name in each):
+        values = _by_value((each.get(name, "not set"), letter(n)) for n, each in enumerate(conditions))
         if len(values) > 1:
             differing = "; ".join(f"{value} in {runs}" for value, runs in values.items())
             yield f"Warning: not the same in all runs: {name}: {differing}."
 
 
-def _text(run: Scoreboard) -> str:
-    known = next((record.data_sha256 for record in run.records if record.data_sha256), None)
-    return known[:12] if known else "not known"
-
-
-def _workload_value(run: Scoreboard, key: str) -> object:
-    value = run.workload.get(key)
-    return "not set" if value is None else value
+def _conditions(run: Scoreboard) -> dict[str, str]:
+    text = next((record.data_sha256 for record in run.records if record.data_sha256), "not known")
+    workload = {key: "not set" if value is None else str(value) for key, value in run.workload.items()}
+    return {
+        "torch": run.environment.torch,
+        "the text (sha256)": text[:12],
+        **{f"workload.{key}": value for key, value in workload.items()},
+    }
 
 
 def _by_value(values: Iterable[tuple[str, str]]) -> dict[str, str]:
