@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.plots.style import COLOURS, draw_on_both_papers, legend_label
+from bench.report.plots.style import COLOURS, NEITHER, draw_on_both_papers, legend_label
 from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
@@ -44,17 +44,11 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
         return None
     figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
-        steps = run.of("step")
-        axes.plot(
-            [event.step for event in steps],
-            [event.values["tps"] for event in steps],
-            ".",
-            ms=3,
-            alpha=0.5,
-            color=colour,
-        )
-        smooth = pd.Series([event.values["tps"] for event in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([event.step for event in steps], smooth, line, color=colour, label=legend_label(run.name))
+        x = [event.step for event in run.of("step")]
+        tps = pd.Series([event.values["tps"] for event in run.of("step")], dtype=float)
+        smooth = tps.rolling(SMOOTHED, min_periods=1).median()
+        axes.plot(x, tps, ".", ms=3, alpha=0.5, color=colour)
+        axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
     speeds = [run.tps for run in runs if run.tps]
     if max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
@@ -78,7 +72,7 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
         )
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
-            axes.axhline(share, ls="--", lw=1, color="#8A8F98")
+            axes.axhline(share, ls="--", lw=1, color=NEITHER)
         shares = f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
         axes.annotate(
             f"{model}, OpenAI's weights: {shares} (published)",
