@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.analysis.compare import Comparison, Pair, Side
@@ -78,24 +78,24 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
 def _brief_columns(place: int, letter: str, first: str) -> list[Column[Line]]:
     """Speed, speed-up and memory of one of the other sides; `place` is that of its pair in a line."""
 
-    def tps(line: Line) -> str:
-        pair = line[1][place]
-        return speed(pair.other.tps) if pair else ""
-
-    def over(line: Line) -> str:
-        if not (pair := line[1][place]) or not pair.tps:
-            return "not ranked" if pair and pair.not_ranked else ""
+    def over(pair: Pair) -> str:
+        if not pair.tps:
+            return "not ranked" if pair.not_ranked else ""
         return f"{times(pair.tps.value)} {spread(pair.tps)} {verdict_word(pair.verdict)}".strip()
 
-    def memory(line: Line) -> str:
-        pair = line[1][place]
-        return times(pair.memory.value) if pair and pair.memory else ""
+    def memory(pair: Pair) -> str:
+        return times(pair.memory.value) if pair.memory else ""
 
     return [
-        Column(f"{letter} tokens/s", tps, drop=3),
-        Column(f"{letter} over {first}", over),
-        Column("memory", memory, drop=1),
+        Column(f"{letter} tokens/s", _of(place, lambda pair: speed(pair.other.tps), ""), drop=3),
+        Column(f"{letter} over {first}", _of(place, over, "")),
+        Column("memory", _of(place, memory, ""), drop=1),
     ]
+
+
+def _of(place: int, cell: Callable[[Pair], object], absent: str | None = None) -> Callable[[Line], object]:
+    """The value of a line by its pair at `place`; `absent` where the rung has no partner there."""
+    return lambda line: cell(pair) if (pair := line[1][place]) else absent
 
 
 def _not_ranked(line: Line) -> str | None:
@@ -162,10 +162,10 @@ def _names(line: Line) -> str:
 def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
     """Columns of one of the other sides; `place` is that of its pair in a line."""
     return [
-        Column(f"{letter} TPS", lambda line: (pair := line[1][place]) and _tps(pair.other)),
-        Column(f"{letter} MFU", lambda line: (pair := line[1][place]) and pair.other.mfu, percent),
-        Column(over, lambda line: (pair := line[1][place]) and _over(pair)),
-        Column(f"Memory, {over}", lambda line: (pair := line[1][place]) and _memory_over(pair)),
+        Column(f"{letter} TPS", _of(place, lambda pair: _tps(pair.other))),
+        Column(f"{letter} MFU", _of(place, lambda pair: pair.other.mfu), percent),
+        Column(over, _of(place, _over)),
+        Column(f"Memory, {over}", _of(place, _memory_over)),
     ]
 
 

@@ -135,7 +135,7 @@ def _said(board: Scoreboard) -> str:
 
 
 def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
-    lines = [screen_markdown(board).replace("### ", "# ", 1)]
+    lines = [screen_markdown(board, "#")]
     for table in tables:
         body = table.to_markdown("###").split("\n", 2)[2]
         lines.append(f"<details><summary>{escape(plain(table.title))}</summary>\n\n{body}\n</details>\n")

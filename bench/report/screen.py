@@ -96,13 +96,13 @@ def screen(
     return shown.lines(width, every_warning=notes)
 
 
-def screen_markdown(board: Scoreboard) -> str:
-    """The same as Markdown, without bars."""
+def screen_markdown(board: Scoreboard, level: str = "###") -> str:
+    """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
     said = [*_marks(board), *findings(board)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
-    return table.to_markdown("###")
+    return table.to_markdown(level)
 
 
 def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
