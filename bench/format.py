@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import math
-import os
 import re
-import tempfile
 import unicodedata
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from bench.stats import Estimate
 from gpt2.format import duration, number
@@ -67,9 +63,16 @@ def speed(estimate: Estimate | None) -> str:
 
 def spread(estimate: Estimate) -> str:
     """An interval, as ±3 % or by its ends; empty where there is none."""
-    if estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
-        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
-    return whole_percent(estimate.half_width, "±")
+    return _interval(estimate, lambda half_width: whole_percent(half_width, "±"))
+
+
+def _interval(estimate: Estimate, narrow: Callable[[float], str]) -> str:
+    """An interval as `narrow` writes its half-width, but by its ends where it is wide; empty without one."""
+    half_width, low, high = estimate.half_width, estimate.low, estimate.high
+    if half_width is None or low is None or high is None:
+        return ""
+    # A wide interval is symmetric in its logarithm only, which +- would hide.
+    return f"({number(low)} to {number(high)})" if half_width > 0.5 else narrow(half_width)
 
 
 VERDICTS = {None: "", "same": "no difference", "not replicated": "", "no control": ""}
@@ -101,14 +104,7 @@ def tokens_per_second(estimate: Estimate | None) -> str:
 
 def with_interval(text: str, estimate: Estimate | None) -> str:
     """A number as text, with its interval."""
-    if estimate is None:
-        return DASH
-    if estimate.half_width is None:
-        return text
-    # A wide interval is symmetric in its logarithm only, which +- would hide.
-    if estimate.half_width > 0.5 and estimate.low is not None and estimate.high is not None:
-        return f"{text} ({number(estimate.low)} to {number(estimate.high)})"
-    return f"{text} ±{estimate.half_width:.1%}"
+    return f"{text} {_interval(estimate, '±{:.1%}'.format)}".rstrip() if estimate else DASH
 
 
 def floor(delta: float) -> str:
@@ -132,65 +128,3 @@ def markdown(text: str) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names of rungs, separated by semicolons where a name holds a comma itself."""
     return ("; " if any("," in name for name in names) else ", ").join(map(plain, names))
-
-
-MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
-FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
-
-
-def rewrite(path: Path, text: str) -> None:
-    """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
-
-    The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
-    Raises ValueError where the markers are missing or wrong, OSError where the file cannot be written.
-    """
-    target = Path(os.path.realpath(path))
-    content = target.read_bytes()
-    lines = content.splitlines(keepends=True)
-    begin, end = _marked(path, lines)
-    ending = lines[begin][len(lines[begin].rstrip(b"\r\n")) :]
-    block = f"\n{text}\n".encode().replace(b"\n", ending)
-    written = b"".join([*lines[: begin + 1], block, *lines[end:]])
-    if written == content:
-        return
-    try:
-        with target.open("r+b"):  # a file that may not be written is not replaced either
-            pass
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as file:
-            try:
-                file.write(written)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, target.stat().st_mode & 0o7777)
-                os.replace(file.name, target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
-    """Indices of the two marker lines; lines in a code block do not count. Raises ValueError."""
-    places: list[list[int]] = [[], []]
-    fence = b""
-    for index, line in enumerate(lines):
-        text = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
-        if opened := FENCE.match(text):
-            if not fence:
-                fence = opened[1]
-            elif opened[1].startswith(fence) and text.strip() == opened[1]:
-                fence = b""
-        elif not fence and not text.startswith((b"    ", b"\t")):
-            for marker, indices in zip(MARKERS, places, strict=True):
-                indices += [index] if text.strip() == marker.encode() else []
-    for marker, indices in zip(MARKERS, places, strict=True):
-        if len(indices) > 1:
-            stands = f"{len(indices)} times (lines {' and '.join(str(index + 1) for index in indices)})"
-            raise ValueError(f"{path}: the line {marker} stands there {stands}; leave one")
-    if not all(places):
-        raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
-    (begin,), (end,) = places
-    if end < begin:
-        raise ValueError(f"{path}:{end + 1}: the line {MARKERS[1]} stands before {MARKERS[0]}; put it after")
-    return begin, end

@@ -40,6 +40,11 @@ class Estimate:
         """Half the interval's width relative to the value; the interval is symmetric in the logarithm."""
         return self.high / self.value - 1 if self.high is not None else None
 
+    @property
+    def excludes_one(self) -> bool:
+        """Whether there is an interval, and 1 lies outside it."""
+        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+
     def divided_by(self, number: float) -> Estimate:
         """The estimate of a share; its relative uncertainty stays."""
         low, high = (bound if bound is None else bound / number for bound in (self.low, self.high))

@@ -1,4 +1,4 @@
-"""What helps on which hardware: the gain of each change over the rung before, by machine. Imports no torch.
+"""What helps on which hardware: the gain of each change over the rung before, by machine.
 
 for line in atlas({"2 cores": boards}): print([str(change) for change in line.changes], line.cells)
 
@@ -8,13 +8,12 @@ A change is a toggle with the values before and after; the names of rungs tell n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 from bench.analysis.attribution import Gain, agreement
-from bench.analysis.row import Row
-from bench.analysis.run_records import group_by
+from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.published import Published
 from gpt2.config.toggles import Toggles
@@ -40,15 +39,13 @@ Changes = tuple[Change, ...]
 
 def changes(before: Toggles, after: Toggles) -> Changes:
     """The toggles that differ, in the order of the configuration."""
-    pairs = [(each.name, getattr(before, each.name), getattr(after, each.name)) for each in fields(Toggles)]
-    return tuple(Change(*pair) for pair in pairs if pair[1] != pair[2])
+    return tuple(Change(name, getattr(before, name), getattr(after, name)) for name in varying(before, after))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(Gain):
-    """The gain of one change on one machine, and the rung that it was measured with."""
+    """The gain of one change on one machine, and the run that measured it."""
 
-    row: Row
     board: Scoreboard
 
 
@@ -118,9 +115,8 @@ def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
             before = board.rung_before(row)
             if row.gain is None or row.verdict is None or before is None or before.caveats:
                 continue
-            changed = changes(before.toggles, row.toggles)
-            if changed:
-                yield Cell(ratio=row.gain, verdict=row.verdict, row=row, board=board), changed
+            if changed := changes(before.toggles, row.toggles):
+                yield Cell(ratio=row.gain, verdict=row.verdict, board=board), changed
 
 
 def _published(figures: Sequence[Published]) -> dict[Changes, dict[str, float]]:
@@ -132,14 +128,11 @@ def _published(figures: Sequence[Published]) -> dict[Changes, dict[str, float]]:
             alike = all(getattr(before, name) == getattr(after, name) for name in same)
             if not (alike and before.tps and after.tps and after.hardware):
                 continue
-            batches, devices = (
-                (each.micro_batch_size for each in (before, after)),
-                (before.devices, after.devices),
+            stated = (
+                Change("micro_batch_size", before.micro_batch_size, after.micro_batch_size),
+                Change("world_size", before.devices, after.devices),
             )
-            pairs = (("micro_batch_size", tuple(batches)), ("world_size", devices))
-            if any(None in pair for _, pair in pairs):
-                continue
-            changed = tuple(Change(name, *pair) for name, pair in pairs if pair[0] != pair[1])
-            if changed:
+            changed = tuple(change for change in stated if change.before != change.value)
+            if changed and not any(None in change for change in stated):
                 found.setdefault(changed, {}).setdefault(after.hardware, after.tps / before.tps)
     return found

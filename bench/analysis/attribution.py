@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
-from bench.analysis.run_records import by_rung, first_tps_by_round, parity_reference, toggles_of, tps_by_round
+from bench.analysis.run_records import toggles_of, tps_by_round
 from bench.analysis.schedule import ablated, full_set
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.record import ABLATION, Kind, Record
@@ -23,8 +23,8 @@ from gpt2.config.workload import Workload
 class Gain:
     """Effect of one change on tokens per second."""
 
-    ratio: Estimate | None
-    verdict: Verdict | None
+    ratio: Estimate | None = None
+    verdict: Verdict | None = None
     absent: str = ""
     """Why there is no ratio."""
     failed_check: str = ""
@@ -49,6 +49,10 @@ class Attribution:
     def agreement(self) -> str:
         """Whether the three agree on the direction, see agreement()."""
         return agreement(self.gains)
+
+
+GAINS = {"in_order": "added in order", "alone": "alone on the first rung", "last": "added last"}
+"""The three answers, with their names in charts."""
 
 
 def agreement(gains: Sequence[Gain]) -> str:
@@ -108,16 +112,13 @@ def _gain(
     board: Scoreboard, records: Sequence[Record], toggles: Toggles | None, over: Toggles | None
 ) -> Gain:
     if toggles is None or over is None:
-        return Gain(ratio=None, verdict=None, absent="other steps")
+        return Gain(absent="other steps")
     if toggles == over:
-        return Gain(ratio=None, verdict=None, absent="set again later")
+        return Gain(absent="set again later")
     with_change, without_change = _with(records, toggles), _with(records, over)
-    first = by_rung(board.records)[0]
-    reference = (
-        first_tps_by_round(first, board.records)
-        if over == toggles_of(first)
-        else tps_by_round(without_change)
-    )
+    first = board.records.measured_rungs[0]
+    is_first = over == toggles_of(first)
+    reference = board.records.first_tps_by_round(first) if is_first else tps_by_round(without_change)
     ratio = paired_ratio(tps_by_round(with_change), reference)
     if ratio:
         status = _status(with_change, without_change, first, board)
@@ -125,15 +126,15 @@ def _gain(
             status = _status(without_change, without_change, first, board)
         if status == "ok":
             return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
-        return Gain(ratio=ratio, verdict=None, failed_check=status)
+        return Gain(ratio=ratio, failed_check=status)
     failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
-    return Gain(ratio=None, verdict=None, absent=failed[-1] if failed else "not measured")
+    return Gain(absent=failed[-1] if failed else "not measured")
 
 
 def _status(
     rung: Sequence[Record], before: Sequence[Record], first: Sequence[Record], board: Scoreboard
 ) -> str:
-    return check_claims(rung, first, before, parity_reference(rung, board.records))[0]
+    return check_claims(rung, first, before, board.records.parity_reference(rung))[0]
 
 
 def _with(records: Sequence[Record], toggles: Toggles) -> list[Record]:

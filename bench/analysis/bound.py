@@ -1,4 +1,4 @@
-"""The fewest milliseconds an optimiser step can take at the rates measured on its machine. Imports no torch.
+"""The fewest milliseconds an optimiser step can take at the rates measured on its machine.
 
 bound(workload, toggles, ceiling).total_ms
 """

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 
-from bench.analysis.run_records import measured, toggles_of
+from bench.analysis.run_records import measured, measurements, toggles_of, varying
 from bench.records.measurement import Measurement
 from bench.records.record import Record
 from bench.stats import PARITY_STEPS, loss_difference
@@ -71,14 +70,13 @@ def _peer_changed(rung: Sequence[Record]) -> str | None:
 
 def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, float]:
     """Largest relative differences over all processes, by field of LossTolerance."""
-    expected = next(r.measurement for r in reference if r.measurement)
-    measurements = [r.measurement for r in rung if r.measurement]
-    steps = min(_comparable(m, expected) for m in measurements)
-    differences = {"first_loss": max(loss_difference(m.losses[:1], expected.losses) for m in measurements)}
+    expected, found = measurements(reference)[0], measurements(rung)
+    steps = min(_comparable(m, expected) for m in found)
+    differences = {"first_loss": max(loss_difference(m.losses[:1], expected.losses) for m in found)}
     if steps > 1:
-        norms = (loss_difference(m.grad_norms[:1], expected.grad_norms) for m in measurements)
+        norms = (loss_difference(m.grad_norms[:1], expected.grad_norms) for m in found)
         differences["first_grad_norm"] = max(norms)
-    differences["losses"] = max(loss_difference(m.losses[:steps], expected.losses) for m in measurements)
+    differences["losses"] = max(loss_difference(m.losses[:steps], expected.losses) for m in found)
     return differences
 
 
@@ -126,7 +124,7 @@ def _reference_name(rung: Sequence[Record], reference: Sequence[Record]) -> str:
 
 def divergence(rung: Sequence[Record]) -> str | None:
     """Since when a rung computed no finite numbers, among the steps that are compared; None if it did."""
-    for m in (record.measurement for record in rung if record.measurement):
+    for m in measurements(rung):
         for what, values in (("loss", m.losses[:PARITY_STEPS]), ("gradient norm", m.grad_norms[:1])):
             step = next((n for n, x in enumerate(values, 1) if not math.isfinite(x)), None)
             if step is not None:
@@ -164,9 +162,7 @@ def _recompiled(rung: Sequence[Record]) -> str | None:
 
 def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
     """Names of the toggles that differ from the rung before, or from the baseline."""
-    now, was = toggles_of(rung), toggles_of(before) if before else Toggles()
-    names = [toggle.name for toggle in fields(Toggles)]
-    return [name for name in names if getattr(now, name) != getattr(was, name)]
+    return varying(toggles_of(rung), toggles_of(before) if before else Toggles())
 
 
 EVIDENCE_COMPARES = {
@@ -199,9 +195,7 @@ what it says.
 def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """Toggles changed by this rung that had no effect in some process, with the evidence."""
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
-    proofs_before = next(
-        (r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), {}
-    )
+    proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
     measured = [(record.repetition, record.measurement.proofs) for record in rung if record.measurement]
     inert_rounds = []
     for repetition, proofs in measured:
@@ -229,17 +223,17 @@ def caveats_of(
     rung: Sequence[Record], before: Sequence[Record] | None, reference: Sequence[Record] | None
 ) -> tuple[str, ...]:
     """Why a rung that failed no check may still not be called the fastest."""
-    measurements = [record.measurement for record in rung if record.measurement]
-    if not measurements:
+    found = measurements(rung)
+    if not found:
         return ()
     caveats = _no_longer_in_effect(rung, before)
     if not reference:
         caveats.append("its losses are compared with no others: no other process took steps of that size")
-    elif (steps := min(_comparable(m) for m in measurements)) < PARITY_STEPS:
+    elif (steps := min(map(_comparable, found))) < PARITY_STEPS:
         caveats.append(
             f"its losses are compared for {steps} steps only: float16's scaler skipped the last of them"
         )
-    checked = any(m.gradient_difference is not None or m.gradients_finite is not None for m in measurements)
+    checked = any(m.gradient_difference is not None or m.gradients_finite is not None for m in found)
     if toggles_of(rung).compile != "eager" and not checked:
         caveats.append("its gradients were not compared with those of eager code")
     return tuple(caveats)
@@ -249,8 +243,8 @@ def _no_longer_in_effect(rung: Sequence[Record], before: Sequence[Record] | None
     """Toggles that an earlier rung switched on and that have no effect here, with the evidence."""
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
     lost: dict[str, str] = {}
-    for record in rung:
-        for name, proof in ((record.measurement.proofs if record.measurement else None) or {}).items():
+    for m in measurements(rung):
+        for name, proof in (m.proofs or {}).items():
             value = getattr(toggles, name, None)
             if not proof.took_effect and name not in changed and value != getattr(Toggles(), name, None):
                 lost.setdefault(name, f"{name}={value} is not in effect: {proof.evidence}")

@@ -1,24 +1,20 @@
-"""Runs side by side: rungs paired by what they switch on, their ratios, what else differs, and a gate for CI.
-
-Imports no torch.
-"""
+"""Runs side by side: rungs paired by what they switch on, their ratios, what differs, and a gate for CI."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from bench.analysis.claim_checks import divergence, losses_differ
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import by_round, measured, tps_by_round
+from bench.analysis.run_records import by_round, measured, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import DASH, GIB, letter, listed, plain
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
-from gpt2.config.toggles import Toggles
 
 RANKED = ("ok", "inert", "external")
 """Statuses of rungs whose speed may be compared."""
@@ -97,7 +93,7 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
     for path, boards, _ in loaded:
         tasks: dict[tuple[str, str], Scoreboard] = {}
         for board in boards:
-            if tasks.setdefault((board.ladder, board.records[0].workload["model"]), board) is not board:
+            if tasks.setdefault((board.ladder, board.workload["model"]), board) is not board:
                 holds = f"holds runs of {board.ladder} on several machines"
                 raise RecordError(f"{path}: {holds}; name a file or a folder")
         by_task.append(tasks)
@@ -182,7 +178,7 @@ def _memory(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
 
 def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:
     """Why two speeds do not compare; None if they do."""
-    a_task, b_task = first.board.records[0].workload, other.board.records[0].workload
+    a_task, b_task = first.board.workload, other.board.workload
     for key in ("model", "seq_len"):
         if a_task[key] != b_task[key]:
             return f"another task: {key} {b_task[key]} against {a_task[key]}"
@@ -232,10 +228,9 @@ def _differences(first: Side, other: Side) -> Iterator[str]:
     if a.data_sha256 and b.data_sha256 and a.data_sha256 != b.data_sha256:
         yield line("the text (sha256)", a.data_sha256[:12], b.data_sha256[:12])
     if first.rung and other.rung:
-        for toggle in fields(Toggles):
-            was, now = (getattr(side.rows[0].toggles, toggle.name) for side in (first, other))
-            if was != now:
-                yield line(f"toggles.{toggle.name}", was, now)
+        was, now = first.rows[0].toggles, other.rows[0].toggles
+        for name in varying(was, now):
+            yield line(f"toggles.{name}", getattr(was, name), getattr(now, name))
 
 
 def _shown(value: object) -> str:

@@ -1,7 +1,4 @@
-"""Rungs across runs: what tables over several runs tell of a rung, and all rungs chained from one baseline.
-
-Imports no torch.
-"""
+"""Rungs across runs: what tables over several runs tell of a rung, and rungs chained from one baseline."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from bench.analysis.compare import RANKED
-from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import first_tps_by_round, group_by, measured, tps_by_round
+from bench.analysis.row import Row, memory_ratio, status_of
+from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
-from bench.format import DASH, number, percent, plain, plural, with_interval
+from bench.format import percent, plain, plural, tokens_per_second
 from bench.ladder.validation import near
 from bench.records.machine import Environment
 from bench.records.measurement import Measurement
@@ -87,7 +84,7 @@ class RungView:
     @property
     def gpu_memory_bytes(self) -> int | None:
         """The largest use of a whole GPU's memory in any round; None where it is not known."""
-        peaks = [record.measurement.gpu_memory_bytes for record in self.records if record.measurement]
+        peaks = [each.gpu_memory_bytes for each in measurements(self.records)]
         return max((peak for peak in peaks if peak), default=None)
 
     @property
@@ -99,7 +96,7 @@ class RungView:
 
     @property
     def tps_cell(self) -> str:
-        return with_interval(number(self.row.tps.value), self.row.tps) if self.row.tps else DASH
+        return tokens_per_second(self.row.tps)
 
     @property
     def mfu_cell(self) -> str:
@@ -133,22 +130,14 @@ def speed_ratio(rung: RungView, reference: RungView) -> Estimate | None:
     if not rung.board.same_run(board):
         return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
     if reference.row is board.rows[0]:
-        return paired_ratio(speeds, first_tps_by_round(reference.records, board.records))
+        return paired_ratio(speeds, board.records.first_tps_by_round(reference.records))
     return paired_ratio(speeds, tps_by_round(reference.records))
-
-
-def memory_ratio(rung: RungView, reference: RungView) -> float | None:
-    """Peak memory over the reference's; None where the two were measured in different ways."""
-    a, b = rung.row, reference.row
-    if not a.peak_memory_bytes or not b.peak_memory_bytes or a.peak_memory_method != b.peak_memory_method:
-        return None
-    return a.peak_memory_bytes / b.peak_memory_bytes
 
 
 def fastest_rung(board: Scoreboard) -> RungView | None:
     """The fastest rung of equal maths; where every rung has a caveat, the one with most tokens per second."""
     valid = [row for row in board.rows if row.tps and row.status == "ok" and not row.other_maths]
-    row = board.fastest or max(valid, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+    row = board.fastest or max(valid, key=lambda row: row.mean_tps, default=None)
     return RungView(board=board, row=row) if row else None
 
 
@@ -161,9 +150,7 @@ def name_with_caveats(rung: RungView) -> str:
 
 def by_speed(rungs: Iterable[RungView]) -> list[RungView]:
     """Sorted with the fastest first, but incomplete rungs below the others, and those with caveats last."""
-    return sorted(
-        rungs, key=lambda rung: (*caveats_last(rung), -(rung.row.tps.value if rung.row.tps else 0.0))
-    )
+    return sorted(rungs, key=lambda rung: (*caveats_last(rung), -rung.row.mean_tps))
 
 
 def caveats_last(rung: RungView) -> tuple[bool, bool]:
@@ -279,7 +266,7 @@ def _chain_row(rung: RungView, baseline: RungView, above: Sequence[RungView]) ->
         over_first=speed_ratio(rung, first) if first else None,
         over_before=rung.row.gain if both_ranked else None,
         verdict=rung.row.verdict if both_ranked else None,
-        memory_over_first=memory_ratio(rung, first) if first and rung.ranked else None,
+        memory_over_first=memory_ratio(rung.row, first.row) if first and rung.ranked else None,
     )
 
 

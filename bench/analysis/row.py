@@ -1,4 +1,4 @@
-"""One row of a scoreboard, computed from the records of its rung, and what its shares are over. No torch."""
+"""One row of a scoreboard, computed from the records of its rung, and what its shares are over."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from bench.analysis.claim_checks import caveats_of, check_claims
 from bench.analysis.run_records import (
-    first_tps_by_round,
+    Run,
     group_by,
     is_external,
     measured,
+    measurements,
     not_carried,
-    parity_reference,
     scaling_reference,
     toggles_of,
     tps_by_round,
@@ -169,6 +169,11 @@ class Row:
     """Whether it was tried and not carried, so that no round measured it."""
 
     @property
+    def mean_tps(self) -> float:
+        """Tokens per second; 0 where none were measured."""
+        return self.tps.value if self.tps else 0.0
+
+    @property
     def trainer(self) -> str | None:
         """Name and version of the other trainer of an external rung."""
         return _trainer(self.external) if self.external else None
@@ -179,10 +184,15 @@ class Row:
         return self.maths not in (None, EQUAL)
 
 
+def memory_ratio(row: Row, reference: Row) -> float | None:
+    """Peak memory over the reference's; None where the two were measured in different ways."""
+    peak, over = row.peak_memory_bytes, reference.peak_memory_bytes
+    return peak / over if peak and over and row.peak_memory_method == reference.peak_memory_method else None
+
+
 def row_of(
     rung: list[Record],
-    rungs: list[list[Record]],
-    records: Sequence[Record],
+    run: Run,
     *,
     above: Sequence[Row],
     peaks: Peaks,
@@ -192,9 +202,10 @@ def row_of(
 ) -> Row:
     """The row of one rung.
 
-    rung: its records. rungs: those of all rungs. records: those of the whole run. above: the rows before it.
-    delta: the noise floor. loss_step: the step whose loss is shown.
+    rung: its records. above: the rows before it. delta: the noise floor. loss_step: the step whose loss is
+    shown.
     """
+    rungs = list(run.rungs.values())
     rungs_above = [other for other in rungs[: len(above)] if not not_carried(other[0])]
     own_above = [other for other in rungs_above if not is_external(other)]
     if not_carried(rung[0]):
@@ -206,7 +217,7 @@ def row_of(
         without = without_batch(toggles, rung[0].workload)
         larger_batch = without_batch(toggles_of(before), before[0].workload) == without
         before, compared_with = rungs[0], before if larger_batch else rungs[0]
-    reference = None if external else parity_reference(rung, records)
+    reference = None if external else run.parity_reference(rung)
     status, error = check_claims(rung, rungs[0], before, reference)
     if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
@@ -215,7 +226,7 @@ def row_of(
         if other is None or status == "not_comparable":
             return None
         is_first = other is rungs[0]
-        return paired_ratio(tps, first_tps_by_round(other, records) if is_first else tps_by_round(other))
+        return paired_ratio(tps, run.first_tps_by_round(other) if is_first else tps_by_round(other))
 
     gain = over(compared_with)
     row_before = next((r for r in above if compared_with and r.index == compared_with[0].rung_index), None)
@@ -228,12 +239,10 @@ def row_of(
     tps_per_device = mean.value / (m.peak_devices or toggles.world_size) if mean and m else None
     flops = m.flops_per_token if m else None
     peak = peaks.get((toggles.device, "bf16"))
-    dropped = _dropped(rung, rungs, records)
+    dropped = _dropped(rung, run)
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
-    memory = [
-        r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes
-    ]
+    memory = [each.peak_memory_bytes for each in measurements(rung) if each.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
         index=rung[0].rung_index,
@@ -303,11 +312,12 @@ def _trainer(external: External) -> str:
     return f"{title}{f' at {external.version}' if external.version else ''}"
 
 
-def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> list[str]:
+def _dropped(rung: list[Record], run: Run) -> list[str]:
     """A caveat where a sweep's candidate ran in fewer rounds than the sweep's control, which ends a round."""
     if rung[0].kind != "sweep":
         return []
-    whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
+    first = next(iter(run.rungs))
+    whole = {record.repetition for record in run.controls.get(first, ())}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
     return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
 

@@ -1,9 +1,9 @@
-"""Records by rung and round, and with which rung another is compared. Imports no torch."""
+"""Records by rung and round, and with which rung another is compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -28,6 +28,16 @@ def toggles_of(rung: Sequence[Record]) -> Toggles:
     return rung[0].toggles.as_toggles
 
 
+def varying(*toggles: Toggles) -> list[str]:
+    """Names of the toggles that have not the same value in all of these, in the configuration's order."""
+    names = [toggle.name for toggle in fields(Toggles)]
+    return [name for name in names if len({getattr(each, name) for each in toggles}) > 1]
+
+
+def measurements(records: Sequence[Record]) -> list[Measurement]:
+    return [record.measurement for record in records if record.measurement]
+
+
 def measured(rung: Sequence[Record]) -> Measurement | None:
     """The first measurement of a rung: that of the round with the longest loss curve."""
     return next((r.measurement for r in rung if r.measurement), None)
@@ -35,10 +45,6 @@ def measured(rung: Sequence[Record]) -> Measurement | None:
 
 class Run(tuple[Record, ...]):
     """The records of a run, grouped once for all of its rungs."""
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> Run:
-        return records if isinstance(records, Run) else cls(records)
 
     @cached_property
     def rungs(self) -> dict[int, list[Record]]:
@@ -67,14 +73,35 @@ class Run(tuple[Record, ...]):
         return references
 
     @cached_property
-    def first_measured(self) -> list[Record] | None:
-        """The first of our rungs that was measured."""
-        return next((rung for rung in self.own_rungs if measured(rung)), None)
+    def measured_rungs(self) -> list[list[Record]]:
+        """Records of each rung, or of each candidate of a sweep, that was to be measured."""
+        return [rung for rung in self.rungs.values() if not not_carried(rung[0])]
 
     @cached_property
     def own_rungs(self) -> list[list[Record]]:
-        """Records of each rung of ours that was to be measured."""
-        return [rung for rung in self.rungs.values() if not is_external(rung) and not not_carried(rung[0])]
+        """Records of each of these that is ours."""
+        return [rung for rung in self.measured_rungs if not is_external(rung)]
+
+    def first_tps_by_round(self, first: Sequence[Record]) -> dict[tuple[int, str], float]:
+        """Tokens per second of the first rung; its control stands in after an interruption within a round."""
+        controls = tps_by_round(self.controls.get(first[0].rung_index, ()))
+        own = tps_by_round(first)
+        begun = {repetition for repetition, _ in own}
+        return {**{key: tps for key, tps in controls.items() if key not in own and key[0] in begun}, **own}
+
+    def parity_reference(self, rung: Sequence[Record]) -> list[Record] | None:
+        """Records with whose losses a rung's are compared; they take steps of as many tokens.
+
+        That is a parity process, else the first such rung. None where that is the rung itself, unless it is
+        the first that was measured: then it is the reference of all.
+        """
+        measurement = measured(rung)
+        reference = self.references.get(measurement.tokens_per_step) if measurement else None
+        if reference is None:
+            return None
+        itself = reference[0].kind == rung[0].kind and reference[0].rung_index == rung[0].rung_index
+        first = next((each for each in self.own_rungs if measured(each)), None)
+        return None if itself and reference is not first else reference
 
 
 def is_external(rung: Sequence[Record]) -> bool:
@@ -85,11 +112,6 @@ def is_external(rung: Sequence[Record]) -> bool:
 def not_carried(record: Record) -> bool:
     """Whether a record is of a rung that was tried and left out."""
     return record.scout is not None and not record.scout.carried
-
-
-def by_rung(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each rung that was to be measured, in the ladder's order, or of a sweep's candidates."""
-    return [rung for rung in Run.of(records).rungs.values() if not not_carried(rung[0])]
 
 
 def without_batch(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:
@@ -127,35 +149,13 @@ def in_order(records: Sequence[Record]) -> list[Record]:
 
 def by_round(rung: Sequence[Record], figure: Callable[[Measurement], T | None]) -> dict[tuple[int, str], T]:
     """A figure of each measurement, by round and session: an interruption parts two rounds."""
-    measurements = [(r, figure(r.measurement)) for r in rung if r.status == "ok" and r.measurement]
-    return {(r.repetition, r.session): value for r, value in measurements if value is not None}
+    figures = [(r, figure(r.measurement)) for r in rung if r.status == "ok" and r.measurement]
+    return {(r.repetition, r.session): value for r, value in figures if value is not None}
 
 
 def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
     """Tokens per second of a rung, by round and session."""
     return by_round(rung, lambda measurement: measurement.tokens_per_second)
-
-
-def first_tps_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
-    """Tokens per second of the first rung; its control stands in after an interruption within a round."""
-    controls = tps_by_round(Run.of(records).controls.get(first[0].rung_index, ()))
-    own = tps_by_round(first)
-    begun = {repetition for repetition, _ in own}
-    return {**{key: tps for key, tps in controls.items() if key not in own and key[0] in begun}, **own}
-
-
-def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[Record] | None:
-    """Records with whose losses this rung's are compared; they take steps of as many tokens.
-
-    That is a parity process, else the first such rung. None where that is the rung itself, unless it is the
-    first that was measured: then it is the reference of all.
-    """
-    measurement, run = measured(rung), Run.of(records)
-    reference = run.references.get(measurement.tokens_per_step) if measurement else None
-    if reference is None:
-        return None
-    itself = reference[0].kind == rung[0].kind and reference[0].rung_index == rung[0].rung_index
-    return None if itself and reference is not run.first_measured else reference
 
 
 def scaling_reference(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:

@@ -1,14 +1,15 @@
-"""Which processes a run consists of, in order: rungs, their controls, and ablations. Imports no torch."""
+"""Which processes a run consists of, in order: rungs, their controls, and ablations."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
+from bench.analysis.run_records import varying
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import ABLATION, RUNGS, Kind, Record
 from bench.stats import LEAST_ROUNDS_UNTIL
@@ -115,7 +116,7 @@ def full_set(rungs: Sequence[Expecting]) -> Sequence[Expecting]:
 
 def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles:
     """The first of `rungs` with the changes of one of them, or the last without them. Raises ValueError."""
-    changes = [_changes(before, after, workload) for before, after in pairwise(rungs)]
+    changes = [changes_of(before, after, workload) for before, after in pairwise(rungs)]
     chosen = [changes[place - 1]] if kind == "alone" else [*changes[: place - 1], *changes[place:]]
     toggles = rungs[0]
     for change in chosen:
@@ -123,10 +124,10 @@ def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload
     return resolve(workload, toggles)
 
 
-def _changes(before: Toggles, after: Toggles, workload: Workload) -> dict[str, object]:
+def changes_of(before: Toggles, after: Toggles, workload: Workload) -> dict[str, Any]:
+    """What `after` sets to another value, without what follows from the workload's tokens per step."""
     derived = {"grad_accum_steps"} if workload.tokens_per_step is not None else set()
-    names = [toggle.name for toggle in fields(Toggles) if toggle.name not in derived]
-    return {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+    return {name: getattr(after, name) for name in varying(before, after) if name not in derived}
 
 
 def same_step(before: Toggles, after: Toggles) -> Toggles | None:

@@ -10,16 +10,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
-from bench.analysis.run_records import (
-    Run,
-    first_tps_by_round,
-    in_order,
-    measured,
-    toggles_of,
-    tps_by_round,
-)
+from bench.analysis.run_records import Run, in_order, measured, toggles_of, tps_by_round
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
@@ -63,10 +57,19 @@ class Scoreboard:
         """The row that the row's gain is over."""
         return next((other for other in self.rows if other.index == row.before), None)
 
+    def over_first(self, row: Row) -> Estimate | None:
+        """Speed-up of a row over the first one; None for the first itself."""
+        return None if row is self.rows[0] else row.speedup
+
     @property
     def place(self) -> Path | None:
         """The results file by its path without links."""
         return self.source and self.source.resolve()
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """What the run trains, as its first record states it."""
+        return self.records[0].workload
 
     @property
     def title(self) -> str:
@@ -76,7 +79,7 @@ class Scoreboard:
     @property
     def file_name(self) -> str:
         """Name of ladder and model, fit for a file's name."""
-        model = self.records[0].workload["model"]
+        model = self.workload["model"]
         return re.sub(r"[^\w.-]+", "-", self.ladder if model == "gpt2" else f"{self.ladder}-{model}")
 
     @property
@@ -98,7 +101,7 @@ class Scoreboard:
         speedups = {row.index: row.speedup.value for row in among if row.speedup}
         if speedups:
             return max((row for row in among if row.speedup), key=lambda row: speedups[row.index])
-        return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+        return max(among, key=lambda row: row.mean_tps, default=None)
 
     @property
     def sound(self) -> tuple[Row, ...]:
@@ -113,7 +116,7 @@ class Scoreboard:
             return ()
         speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
         if best is not first and first.index in speeds:
-            speeds[first.index] = first_tps_by_round(self.records_of(first), self.records)
+            speeds[first.index] = self.records.first_tps_by_round(self.records_of(first))
         leads = {index: paired_ratio(speeds[best.index], tps) for index, tps in speeds.items()}
         others = [row for row in self.sound if row is not best]
         return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
@@ -133,6 +136,12 @@ class Scoreboard:
     def swept(self) -> bool:
         """Whether the rows are candidates of a sweep, not rungs of a ladder."""
         return any(record.kind == "sweep" for record in self.records)
+
+    @property
+    def climbs(self) -> bool:
+        """Whether its rungs stand on one another and two or more were measured, as a picture of it needs."""
+        measured = [row for row in self.rows if row.tps]
+        return len(measured) > 1 and any(row.external is None for row in measured) and not self.swept
 
     @property
     def interrupted(self) -> bool:
@@ -206,7 +215,6 @@ def scoreboard(
         rows.append(
             row_of(
                 rung,
-                rungs,
                 records,
                 above=rows,
                 peaks=peaks,

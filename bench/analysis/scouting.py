@@ -1,4 +1,4 @@
-"""What trying a rung found: whether its changes are carried on. Imports no torch.
+"""What trying a rung found: whether its changes are carried on.
 
 A ladder with `carry: if_faster` first tries its rungs in order, each on top of those that were carried.
 """

@@ -1,4 +1,4 @@
-"""Which results files to show, and what a run's results say about its success. Imports no torch."""
+"""Which results files to show, and what a run's results say about its success."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:
     """
     if one.records[0].ladder_hash == other.records[0].ladder_hash:
         return True
-    if Workload(**one.records[0].workload) != Workload(**other.records[0].workload):
+    if Workload(**one.workload) != Workload(**other.workload):
         return False
     a, b = _rungs(one), _rungs(other)
     if a.keys() != b.keys() and not any(_partial(board) for board in (one, other)):

@@ -2,7 +2,7 @@
 
 for step in steps(boards, figures): print(step.group, step.tps, step.over_first)
 
-What a rung is a step of, its facts say: toggles, machine and number of devices, never its name. No torch.
+What a rung is a step of, its facts say: toggles, machine and number of devices, never its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Step:
     group: Group
     tps: float
     """Tokens per second of all devices."""
-    over_first: float
+    over_first: float = 1.0
     """Speed-up over the first step."""
     rung: RungView | None = None
     figure: Published | None = None
@@ -52,24 +52,24 @@ def steps(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> li
     alone = [rung for rung in sound if rung.devices == 1]
     if not alone:
         return []
-    top = max(alone, key=_tps)
+    top = max(alone, key=lambda rung: rung.row.mean_tps)
     baselines = _baselines(alone, top)
-    start = next((rung for rung in baselines if _same_machine(rung, top)), None)
+    start = next((rung for rung in baselines if _machine(rung) == _machine(top)), None)
     climb = [rung for rung in alone if rung.board is top.board and not is_plain(rung.row.toggles)]
-    software = _rising(climb, start)
     several = [rung for rung in sound if rung.devices > 1]
-    widest = max(several, key=_tps, default=None)
-    distributed = _rising((rung for rung in several if widest and rung.board is widest.board), top)
+    widest = max(several, key=lambda rung: rung.row.mean_tps, default=None)
+    spread = [rung for rung in several if widest and rung.board is widest.board]
     theirs = _published(figures, sound[0].task)
     found: list[Step] = [
         *_ours("Hardware", [(rung, None) for rung in baselines]),
         *(step for step in theirs if step.group == "Hardware"),
     ]
     found.sort(key=lambda step: step.tps)
-    for group, ours in (
-        ("Software", _ours("Software", software)),
-        ("Distributed", _ours("Distributed", distributed)),
-    ):
+    measured: dict[Group, list[Step]] = {
+        "Software": _ours("Software", _rising(climb, start)),
+        "Distributed": _ours("Distributed", _rising(spread, top)),
+    }
+    for group, ours in measured.items():
         others = [step for step in theirs if step.group == group]
         parts = [part for part in (ours, others if len(others) > len(ours) else []) if part]
         found += [step for part in sorted(parts, key=lambda part: part[0].tps) for step in part]
@@ -86,26 +86,18 @@ def is_plain(toggles: Toggles) -> bool:
     return alike and toggles.adamw in as_torch_has_it
 
 
-def _tps(rung: RungView) -> float:
-    return rung.row.tps.value if rung.row.tps else 0.0
-
-
 def _machine(rung: RungView) -> tuple[str, tuple[str, str, str]]:
     return rung.environment.machine, rung.device
-
-
-def _same_machine(rung: RungView, other: RungView) -> bool:
-    return _machine(rung) == _machine(other)
 
 
 def _baselines(rungs: Iterable[RungView], top: RungView) -> list[RungView]:
     """The plain baseline of each machine, the slowest first: of `top`'s run, or complete, or the fastest."""
     by_machine = group_by((rung for rung in rungs if is_plain(rung.row.toggles)), _machine)
     best = [
-        max(each, key=lambda rung: (rung.board is top.board, not rung.incomplete, _tps(rung)))
+        max(each, key=lambda rung: (rung.board is top.board, not rung.incomplete, rung.row.mean_tps))
         for each in by_machine.values()
     ]
-    return sorted(best, key=_tps)
+    return sorted(best, key=lambda rung: rung.row.mean_tps)
 
 
 def _rising(rungs: Iterable[RungView], start: RungView | None) -> list[tuple[RungView, RungView | None]]:
@@ -113,7 +105,7 @@ def _rising(rungs: Iterable[RungView], start: RungView | None) -> list[tuple[Run
     kept: list[tuple[RungView, RungView | None]] = []
     before = start
     for rung in rungs:
-        if before is None or _tps(rung) > _tps(before):
+        if before is None or rung.row.mean_tps > before.row.mean_tps:
             kept.append((rung, before))
             before = rung
     return kept
@@ -123,14 +115,13 @@ def _ours(group: Group, rungs: Sequence[tuple[RungView, RungView | None]]) -> li
     return [
         Step(
             group=group,
-            tps=_tps(rung),
-            over_first=1.0,
+            tps=rung.row.mean_tps,
             rung=rung,
             next_rung=before is not None
             and before.board is rung.board
             and rung.row.before == before.row.index,
             before=before.row.toggles if before else None,
-            tps_before=_tps(before) if before else None,
+            tps_before=before.row.mean_tps if before else None,
         )
         for rung, before in rungs
     ]
@@ -151,7 +142,7 @@ def _published(figures: Sequence[Published], task: tuple[str, int]) -> list[Step
         group: Group = "Distributed" if devices > 1 else "Hardware" if new else "Software"
         before, tps = (found[-1].tps if found else None), figure.tps or 0.0
         if before is None or tps > before:
-            found.append(Step(group=group, tps=tps, over_first=1.0, figure=figure, tps_before=before))
+            found.append(Step(group=group, tps=tps, figure=figure, tps_before=before))
     return found
 
 

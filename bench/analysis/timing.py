@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.analysis.run_records import by_rung, is_external
+from bench.analysis.run_records import group_by, is_external
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 
@@ -44,11 +45,8 @@ def timing(board: Scoreboard) -> list[Timing]:
     timings: list[Timing] = []
     rung_before = {row.index: row.before for row in board.rows if row.gain}
     steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
-    tries: dict[int, list[Measurement]] = {}
-    for record in board.records:
-        if record.kind == "scout" and record.measurement:
-            tries.setdefault(record.rung_index, []).append(record.measurement)
-    for rung in by_rung(board.records):
+    tries = group_by((r for r in board.records if r.kind == "scout"), lambda record: record.rung_index)
+    for rung in board.records.measured_rungs:
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:
             continue
@@ -59,24 +57,23 @@ def timing(board: Scoreboard) -> list[Timing]:
         steps_by_rung[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(m.data_wait_seconds, sum(m.block_seconds)) for m in measurements]
-        compiling = [*measurements, *tries.get(rung[0].rung_index, ())]  # a try leaves its code to the rounds
+        tried = (record.measurement for record in tries.get(rung[0].rung_index, ()))
+        compiling = [*measurements, *filter(None, tried)]  # a try leaves its code to the rounds
         firsts = [(m.compile_cache, m.first_step_seconds) for m in compiling]
         timings.append(
             Timing(
                 rung=rung[0].rung,
                 startup=median(m.startup_seconds for m in measurements),
-                imports=_median([m.import_seconds for m in measurements if m.import_seconds is not None]),
-                data=_median([m.data_seconds for m in measurements if m.data_seconds is not None]),
-                first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
-                first_step_warm=_median(
-                    [took for cache, took in firsts if took is not None and cache == "warm"]
-                ),
+                imports=_median(m.import_seconds for m in measurements),
+                data=_median(m.data_seconds for m in measurements),
+                first_step=_median(took for cache, took in firsts if cache != "warm"),
+                first_step_warm=_median(took for cache, took in firsts if cache == "warm"),
                 step=step,
                 saved=step_before - step if step_before is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
                 batches=_median(
-                    [making / seconds for making, seconds in windows if seconds and making is not None]
+                    making / seconds for making, seconds in windows if seconds and making is not None
                 ),
                 external=is_external(rung),
             )
@@ -89,5 +86,7 @@ def _steps(found: Measurement) -> list[float]:
     return found.step_seconds or (found.block_seconds if found.block_steps == 1 else [])
 
 
-def _median(values: list[float]) -> float | None:
-    return median(values) if values else None
+def _median(values: Iterable[float | None]) -> float | None:
+    """The median of what was measured."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -67,8 +67,8 @@ def report(
     """
     from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
-    from bench.format import rewrite
     from bench.report.assembly import assemble, short_markdown, to_markdown
+    from bench.report.folder import rewrite
 
     if sum((markdown, csv, json)) > 1 and not out:
         raise BenchError(

@@ -1,4 +1,4 @@
-"""What helps on which hardware, as a table: optimisation by machine. Imports no torch."""
+"""What helps on which hardware, as a table: optimisation by machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import ratio, times, verdict_word
 from bench.records.published import Published
-from bench.report.screen import machine_title, task_title, told_apart
+from bench.report.screen import machine_titles, task_title
 from bench.report.table import Column, Table
 
 TITLE = "What helps on which hardware"
@@ -19,16 +19,9 @@ TITLE = "What helps on which hardware"
 def machines(boards: Sequence[Scoreboard]) -> dict[str, list[Scoreboard]]:
     """The runs that measured anything, by column: the machine, and the model where it trained several."""
     boards = [board for board in boards if any(row.tps for row in board.rows)]
-    names = [board.environment.machine for board in boards]
-    titles = told_apart([(machine_title(board), name) for board, name in zip(boards, names, strict=True)])
-    tasks = list(map(task_title, boards))
-    models: dict[str, set[str]] = {}
-    for title, task in zip(titles, tasks, strict=True):
-        models.setdefault(title, set()).add(task)
-    columns = [
-        f"{title}, {task}" if len(models[title]) > 1 else title
-        for title, task in zip(titles, tasks, strict=True)
-    ]
+    titles = list(zip(machine_titles(boards), map(task_title, boards), strict=True))
+    tasks = group_by(dict.fromkeys(titles), lambda pair: pair[0])
+    columns = [f"{machine}, {task}" if len(tasks[machine]) > 1 else machine for machine, task in titles]
     by_column = group_by(zip(columns, boards, strict=True), lambda pair: pair[0])
     return {column: [board for _, board in pairs] for column, pairs in by_column.items()}
 
@@ -67,11 +60,6 @@ def _of(lines: Sequence[Line], columns: Iterable[str]) -> Atlas:
 def _has_room(line: Line) -> bool:
     sure = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
     return len(line.changes) <= FEW and (sure or len(line.cells) + len(line.published) > 1)
-
-
-def word(cell: Cell) -> str:
-    """The verdict, once and in plain words; empty where none can be given."""
-    return verdict_word(cell.verdict)
 
 
 def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Table | None:
@@ -114,4 +102,4 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
 
 
 def _written(cell: Cell) -> str:
-    return ", ".join(filter(None, (ratio(cell.ratio), word(cell))))
+    return ", ".join(filter(None, (ratio(cell.ratio), verdict_word(cell.verdict))))

@@ -1,4 +1,4 @@
-"""What a command prints: the answer, one table, and the notes that matter most. Imports no torch.
+"""What a command prints: the answer, one table, and the notes that matter most.
 
 for line in Brief(answer=["a is the fastest"], table=table).lines(width=100): console.print(line)
 """
@@ -64,14 +64,11 @@ class Brief:
             parts = wrapped(note, width, style, "  ")
             lines += parts if every else self._clipped(parts, width)
         if hidden := len(said) - len(shown):
-            lines.append(Text(f"  {plural(hidden, f'more {self._noun}')}: {self.rest}", style=said[-1][1]))
+            more = plural(hidden, "more note" if self.notes else "more warning")
+            lines.append(Text(f"  {more}: {self.rest}", style=said[-1][1]))
         if self.hints:
             lines += [Text(), *(part for line in self.hints for part in wrapped(line, width, "dim"))]
         return lines
-
-    @property
-    def _noun(self) -> str:
-        return "note" if self.notes else "warning"
 
     def _clipped(self, lines: list[Text], width: int) -> list[Text]:
         """The first two lines; an ellipsis stands for the others."""

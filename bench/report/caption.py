@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import group_by, measured, without_batch
+from bench.analysis.run_records import group_by, measured, measurements, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, plural, ratio, with_interval
@@ -40,7 +40,7 @@ MATHS = MethodNote(
 
 def caption(board: Scoreboard) -> list[str]:
     """Notes of the scoreboard itself, a line for each matter."""
-    machine, workload = board.environment, board.records[0].workload
+    machine, workload = board.environment, board.workload
     m = measured(board.records)
     lines = [f"{_machine(board)}.", *_nodes(board)]
     parameters = f" ({m.parameters:,} parameters)" if m else ""
@@ -95,8 +95,8 @@ def _memory(board: Scoreboard) -> list[str]:
 
 def _kernels(board: Scoreboard) -> list[str]:
     """Which attention kernel each rung ran, where it did not materialise the scores."""
-    measurements = [(row, measured(board.records_of(row))) for row in board.rows]
-    seen = [(row.rung, m.attention_kernel) for row, m in measurements if m and m.attention_kernel]
+    first = [(row, measured(board.records_of(row))) for row in board.rows]
+    seen = [(row.rung, m.attention_kernel) for row, m in first if m and m.attention_kernel]
     by_kernel = group_by(seen, lambda pair: pair[1])
     kernels = [
         f"{kernel} ({_all_or([name for name, _ in pairs], board)})" for kernel, pairs in by_kernel.items()
@@ -106,7 +106,7 @@ def _kernels(board: Scoreboard) -> list[str]:
 
 def _reserved(board: Scoreboard) -> list[str]:
     """Most memory that torch's allocator held of a device, used or not."""
-    reserved = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
+    reserved = [m.reserved_memory_bytes for m in measurements(board.records)]
     most = max((size for size in reserved if size is not None), default=None)
     if most is None:
         return []
@@ -115,7 +115,7 @@ def _reserved(board: Scoreboard) -> list[str]:
 
 def _chips(board: Scoreboard) -> list[str]:
     """Duty cycle and memory of TPUs just after the windows."""
-    after = [chip for r in board.records if r.measurement for chip in r.measurement.chips_after or ()]
+    after = [chip for m in measurements(board.records) for chip in m.chips_after or ()]
     if not after:
         return []
     duty = sorted(chip.duty_cycle_percent for chip in after)
@@ -172,7 +172,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
             "slower, if it excludes 1; else unclear."
         ),
     ]
-    if any(c.low and c.high and not c.low <= 1 <= c.high for _, c in controls):
+    if any(c.excludes_one for _, c in controls):
         lines.append(
             "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than "
             "its intervals allow for; let it settle and run again."
@@ -209,7 +209,7 @@ def _mfu(board: Scoreboard) -> list[str]:
         return [f"MFU is absent: {why}. {counted}."]
     others = ", ".join(
         f"{name} {flops:,} (x {flops / measurement.flops_per_token:.3f})"
-        for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
+        for name, flops in Workload(**board.workload).other_flops_per_token.items()
     )
     lines: list[str] = []
     if measurement.peak_flops_bf16:
@@ -223,8 +223,8 @@ def _mfu(board: Scoreboard) -> list[str]:
     lines.append(MethodNote(f"{formula}. By other conventions: {others}."))
     own = {
         m.product_format: m.peak_flops_dtype
-        for m in (r.measurement for r in board.records)
-        if m and m.product_format and m.peak_flops_dtype
+        for m in measurements(board.records)
+        if m.product_format and m.peak_flops_dtype
     }
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
@@ -335,8 +335,7 @@ def _swept(board: Scoreboard) -> Iterator[str]:
 
 def largest_batches(board: Scoreboard) -> Iterator[str]:
     """The largest batch that ran of each set of alike rungs, where a larger one ran out of memory."""
-    workload = board.records[0].workload
-    for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, workload)).values():
+    for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, board.workload)).values():
         too_large = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
         ran = [row for row in rows if row.tps]
         largest = max(ran, key=lambda row: row.toggles.micro_batch_size, default=None)

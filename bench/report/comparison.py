@@ -9,7 +9,7 @@ from dataclasses import replace
 from bench.analysis.compare import Comparison, Pair, Side
 from bench.analysis.cross_run import Chain, ChainRow, RungView
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import measured
+from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     DASH,
@@ -78,24 +78,24 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
 def _brief_columns(place: int, letter: str, first: str) -> list[Column[Line]]:
     """Speed, speed-up and memory of one of the other sides; `place` is that of its pair in a line."""
 
-    def tps(line: Line) -> str:
-        pair = line[1][place]
-        return speed(pair.other.tps) if pair else ""
-
-    def over(line: Line) -> str:
-        if not (pair := line[1][place]) or not pair.tps:
-            return "not ranked" if pair and pair.not_ranked else ""
+    def over(pair: Pair) -> str:
+        if not pair.tps:
+            return "not ranked" if pair.not_ranked else ""
         return f"{times(pair.tps.value)} {spread(pair.tps)} {verdict_word(pair.verdict)}".strip()
 
-    def memory(line: Line) -> str:
-        pair = line[1][place]
-        return times(pair.memory.value) if pair and pair.memory else ""
+    def memory(pair: Pair) -> str:
+        return times(pair.memory.value) if pair.memory else ""
 
     return [
-        Column(f"{letter} tokens/s", tps, drop=3),
-        Column(f"{letter} over {first}", over),
-        Column("memory", memory, drop=1),
+        Column(f"{letter} tokens/s", _of(place, lambda pair: speed(pair.other.tps), ""), drop=3),
+        Column(f"{letter} over {first}", _of(place, over, "")),
+        Column("memory", _of(place, memory, ""), drop=1),
     ]
+
+
+def _of(place: int, cell: Callable[[Pair], object], absent: str | None = None) -> Callable[[Line], object]:
+    """The value of a line by its pair at `place`; `absent` where the rung has no partner there."""
+    return lambda line: cell(pair) if (pair := line[1][place]) else absent
 
 
 def _not_ranked(line: Line) -> str | None:
@@ -162,10 +162,10 @@ def _names(line: Line) -> str:
 def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
     """Columns of one of the other sides; `place` is that of its pair in a line."""
     return [
-        Column(f"{letter} TPS", lambda line: (pair := line[1][place]) and _tps(pair.other)),
-        Column(f"{letter} MFU", lambda line: (pair := line[1][place]) and pair.other.mfu, percent),
-        Column(over, lambda line: (pair := line[1][place]) and _over(pair)),
-        Column(f"Memory, {over}", lambda line: (pair := line[1][place]) and _memory_over(pair)),
+        Column(f"{letter} TPS", _of(place, lambda pair: _tps(pair.other))),
+        Column(f"{letter} MFU", _of(place, lambda pair: pair.other.mfu), percent),
+        Column(over, _of(place, _over)),
+        Column(f"Memory, {over}", _of(place, _memory_over)),
     ]
 
 
@@ -284,9 +284,8 @@ def chain_columns(chain: Chain) -> list[Column[ChainRow]]:
 
 
 def _orders(row: ChainRow) -> str | None:
-    return (
-        f"{row.orders_of_magnitude + 0.0:.2f}" if row.orders_of_magnitude is not None else None
-    )  # never -0.00
+    orders = row.orders_of_magnitude
+    return f"{orders + 0.0:.2f}" if orders is not None else None  # never -0.00
 
 
 def _time(row: ChainRow, tokens: float) -> str | None:
@@ -309,35 +308,28 @@ def _baseline(chain: Chain) -> str:
 
 def _differences(chain: Chain) -> Iterator[str]:
     """A warning for each condition beside hardware and toggles that is not the same in all runs."""
-    conditions: list[tuple[str, Callable[[Scoreboard], object]]] = [
-        ("torch", lambda run: run.environment.torch),
-        ("the text (sha256)", _text),
-    ]
-    keys = dict.fromkeys(key for run in chain.runs for key in run.records[0].workload)
-    conditions += [(f"workload.{key}", lambda run, key=key: _workload_value(run, key)) for key in keys]
-    for name, value_of in conditions:
-        values = _by_value((str(value_of(run)), letter(place)) for place, run in enumerate(chain.runs))
+    conditions = [_conditions(run) for run in chain.runs]
+    for name in dict.fromkeys(name for each in conditions for name in each):
+        values = _by_value((each.get(name, "not set"), letter(n)) for n, each in enumerate(conditions))
         if len(values) > 1:
             differing = "; ".join(f"{value} in {runs}" for value, runs in values.items())
             yield f"Warning: not the same in all runs: {name}: {differing}."
 
 
-def _text(run: Scoreboard) -> str:
-    known = next((record.data_sha256 for record in run.records if record.data_sha256), None)
-    return known[:12] if known else "not known"
-
-
-def _workload_value(run: Scoreboard, key: str) -> object:
-    value = run.records[0].workload.get(key)
-    return "not set" if value is None else value
+def _conditions(run: Scoreboard) -> dict[str, str]:
+    text = next((record.data_sha256 for record in run.records if record.data_sha256), "not known")
+    workload = {key: "not set" if value is None else str(value) for key, value in run.workload.items()}
+    return {
+        "torch": run.environment.torch,
+        "the text (sha256)": text[:12],
+        **{f"workload.{key}": value for key, value in workload.items()},
+    }
 
 
 def _by_value(values: Iterable[tuple[str, str]]) -> dict[str, str]:
     """For each value the letters of the runs that have it, in words. values: pairs of value and letter."""
-    letters: dict[str, dict[str, None]] = {}
-    for value, run in values:
-        letters.setdefault(value, {})[run] = None
-    return {value: _and([*runs]) for value, runs in letters.items()}
+    by_value = group_by(dict.fromkeys(values), lambda pair: pair[0])
+    return {value: _and([run for _, run in pairs]) for value, pairs in by_value.items()}
 
 
 def _chain_notes(chain: Chain) -> Iterator[str]:
@@ -393,11 +385,10 @@ def _mfu(chain: Chain) -> Iterator[str]:
         (f"{m.flops_per_token:,} FLOPs per token ({m.flops_formula})", run) for m, run in measurements if m
     )
     peaks = _by_value((_peak(r.rung), _letter(chain, r.rung)) for r in chain.rows if r.rung.measurement)
-    if len(formulas) == 1:
-        yield f"MFU = {next(iter(formulas))} x TPS / the dense bfloat16 peak of all devices at work."
-    elif formulas:
-        by_run = "; ".join(f"{runs} {formula}" for formula, runs in formulas.items())
-        yield f"MFU = {by_run} x TPS / the dense bfloat16 peak of all devices at work."
+    if formulas:
+        by_run = [f"{runs} {formula}" for formula, runs in formulas.items()]
+        formula = "; ".join(by_run if len(formulas) > 1 else formulas)
+        yield f"MFU = {formula} x TPS / the dense bfloat16 peak of all devices at work."
     if peaks:
         by_run = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
         yield f"Peak of one device, which is all of a CPU: {by_run}."

@@ -1,9 +1,9 @@
-"""Tables over several runs, each only where it has something to say. Imports no torch."""
+"""Tables over several runs, each only where it has something to say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bench.analysis.cross_run import (
@@ -12,12 +12,12 @@ from bench.analysis.cross_run import (
     by_speed,
     caveats_last,
     fastest_rung,
-    memory_ratio,
     name_with_caveats,
     rung_views,
     speed_ratio,
 )
-from bench.analysis.run_records import group_by
+from bench.analysis.row import memory_ratio
+from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     DASH,
@@ -36,7 +36,7 @@ from bench.format import (
 from bench.records.published import Published
 from bench.report.brief import Brief
 from bench.report.table import Column, MethodNote, Table
-from bench.stats import LEAST_ROUNDS
+from bench.stats import LEAST_ROUNDS, Estimate
 from gpt2.config.toggles import HOST, Toggles
 from gpt2.config.workload import FLOPS_FORMULA, PRESETS, Workload
 
@@ -89,6 +89,10 @@ class Run(NamedTuple):
     board: Scoreboard
     fastest: RungView | None
 
+    @property
+    def over_first(self) -> Estimate | None:
+        return self.board.over_first(self.fastest.row) if self.fastest else None
+
 
 def overview(boards: Sequence[Scoreboard]) -> Table | None:
     """The runs that a report shows; None for a single run."""
@@ -96,7 +100,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
         return None
 
     def model(run: Run) -> str:
-        return "{model}, T = {seq_len}".format(**run.board.records[0].workload)
+        return "{model}, T = {seq_len}".format(**run.board.workload)
 
     columns: list[Column[Run]] = [
         Column("Run", lambda run: run.board.title, words=True),
@@ -110,11 +114,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
             "Fastest rung", lambda run: name_with_caveats(run.fastest) if run.fastest else "none", words=True
         ),
         Column("TPS", lambda run: run.fastest and run.fastest.tps_cell),
-        Column(
-            "Over first",
-            lambda run: (f := run.fastest) and (f.row.speedup if f.row is not run.board.rows[0] else None),
-            ratio,
-        ),
+        Column("Over first", lambda run: run.over_first, ratio),
     ]
     return Table(
         title=f"{len(boards)} runs",
@@ -134,7 +134,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     answer = []
     if tasks:
         (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
-        best, most = by_speed(rungs)[0], max(rungs, key=_tps)
+        best, most = by_speed(rungs)[0], max(rungs, key=lambda rung: rung.row.mean_tps)
         found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
             found = f"{_where(most)}; of complete runs without a caveat: {found}"
@@ -143,8 +143,8 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         Column("machine", lambda run: run.board.environment.machine, words=True),
         Column("ladder", _ladder, words=True),
         Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
-        Column("tokens/s", lambda run: number(f.row.tps.value) if (f := run.fastest) and f.row.tps else ""),
-        Column("over first", _over_first),
+        Column("tokens/s", lambda run: number(run.fastest.row.mean_tps) if run.fastest else ""),
+        Column("over first", lambda run: times(run.over_first.value) if run.over_first else ""),
         Column("rounds", _rounds, drop=2),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
     ]
@@ -161,24 +161,13 @@ def _rounds(run: Run) -> str:
     return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
 
 
-def _tps(rung: RungView) -> float:
-    return rung.row.tps.value if rung.row.tps else 0.0
-
-
 def _where(rung: RungView) -> str:
-    return f"{name_with_caveats(rung)} on {rung.machine}, {number(_tps(rung))} tokens/s"
+    return f"{name_with_caveats(rung)} on {rung.machine}, {number(rung.row.mean_tps)} tokens/s"
 
 
 def _ladder(run: Run) -> str:
-    model = run.board.records[0].workload["model"]
+    model = run.board.workload["model"]
     return run.board.ladder if model == "gpt2" else f"{run.board.ladder} ({model})"
-
-
-def _over_first(run: Run) -> str:
-    fastest = run.fastest
-    if fastest is None or fastest.row.speedup is None or fastest.row is run.board.rows[0]:
-        return ""
-    return times(fastest.row.speedup.value)
 
 
 # --- Machine beside machine
@@ -485,9 +474,7 @@ def _titles(groups: Sequence[FormatGroup]) -> list[str]:
     for group in groups:
         own, batch = group.common, group.common.micro_batch_size
         alike = [g.common for g in groups if (g.letter, g.common.micro_batch_size) == (group.letter, batch)]
-        names = [toggle.name for toggle in fields(Toggles)]
-        differing = [name for name in names if len({getattr(common, name) for common in alike}) > 1]
-        values = [f"{name}={getattr(own, name)}" for name in differing]
+        values = [f"{name}={getattr(own, name)}" for name in varying(*alike)]
         model = f"{f'{group.letter}: ' if several else ''}{group.by_format[PLAIN].task[0]}"
         titles.append(", ".join([model, f"batch of {batch}", *values]))
     return titles
@@ -504,7 +491,7 @@ def _tps_or_status(rung: RungView, reference: RungView) -> str:
 
 
 def _memory_over(rung: RungView, reference: RungView) -> str | None:
-    memory = memory_ratio(rung, reference) if rung.ranked else None
+    memory = memory_ratio(rung.row, reference.row) if rung.ranked else None
     return times(memory) if memory else None
 
 

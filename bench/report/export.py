@@ -39,7 +39,7 @@ def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
 
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
-    machine, workload = board.environment, board.records[0].workload
+    machine, workload = board.environment, board.workload
     return {
         "ladder": board.ladder,
         "machine": machine.machine,
@@ -69,14 +69,7 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
     if chain is None:
         return {}
     start = chain.baseline
-    chain_row = next(
-        (
-            chain_row
-            for chain_row in chain.rows
-            if chain_row.rung.board is board and chain_row.rung.row is row
-        ),
-        None,
-    )
+    chain_row = next((each for each in chain.rows if each.rung.board is board and each.rung.row is row), None)
     return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), chain_row)}
 
 

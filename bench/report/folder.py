@@ -1,24 +1,27 @@
 """The files that `bench report --out` writes: an index, a page for each run, comparisons and others' figures.
 
 for name, text in files(report).items(): (out / name).write_text(text)
-
-Imports no torch and no matplotlib.
+rewrite(Path("README.md"), text)  # between its two markers
 """
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
+from pathlib import Path
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.atlas import TITLE, pictured
-from bench.report.screen import limit_of, machine_title, screen_markdown, task_title, told_apart
+from bench.report.screen import limit_of, machine_titles, screen_markdown, task_title
 from bench.report.table import Table, notes_to_markdown, share_notes
+from gpt2.files.atomic import atomic_write
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
@@ -55,12 +58,6 @@ def _apart(boards: Sequence[Scoreboard], machines: Sequence[str]) -> list[str]:
     return found
 
 
-def climbs(board: Scoreboard) -> bool:
-    """Whether its rungs stand on one another and at least two were measured: what a picture of it needs."""
-    measured = [row for row in board.rows if row.tps]
-    return len(measured) > 1 and any(row.external is None for row in measured) and not board.swept
-
-
 def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     shown = report.boards
     page_of = dict(zip(map(id, shown), files, strict=True))
@@ -76,24 +73,20 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]
     ranked = sorted(shown, key=lambda board: (task_title(board), -_most(board)))
-    titles = told_apart([(machine_title(board), board.environment.machine) for board in ranked])
     seen: set[tuple[str, str]] = set()
-    for board, hardware in zip(ranked, titles, strict=True):
+    for board, hardware in zip(ranked, machine_titles(ranked), strict=True):
         key = (task_title(board), board.environment.machine)
         fastest = board.fastest
-        if fastest is None or fastest.tps is None or key in seen:
+        if fastest is None or key in seen:
             continue
         seen.add(key)
-        first = board.rows[0]
-        over = DASH
-        if fastest.speedup and fastest is not first:
-            over = f"{times(fastest.speedup.value)} {markdown(plain(first.rung))}"
+        over = board.over_first(fastest)
         cells = [
             markdown(hardware),
             markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
-            f"{number(fastest.tps.value)}{', interrupted' if board.interrupted else ''}",
-            over,
+            f"{number(fastest.mean_tps)}{', interrupted' if board.interrupted else ''}",
+            f"{times(over.value)} {markdown(plain(board.rows[0].rung))}" if over else DASH,
             limit_of(board, fastest) or DASH,
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -108,7 +101,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
             lines.append(f"- [{markdown(plain(board.ladder))}]({page_of[id(board)]}): {_said(board)}")
         lines.append("")
         main = max(
-            (board for board in of_it if climbs(board)), key=lambda board: len(board.rows), default=None
+            (board for board in of_it if board.climbs), key=lambda board: len(board.rows), default=None
         )
         if main is not None and pictures:
             lines += [
@@ -136,13 +129,13 @@ def _said(board: Scoreboard) -> str:
     what = f"{plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
     what += ", interrupted" if board.interrupted else ""
     fastest = board.fastest
-    if fastest is None or fastest.tps is None:
+    if fastest is None:
         return what
-    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.tps.value)} tokens/s"
+    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
 
 
 def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
-    lines = [screen_markdown(board).replace("### ", "# ", 1)]
+    lines = [screen_markdown(board, "#")]
     for table in tables:
         body = table.to_markdown("###").split("\n", 2)[2]
         lines.append(f"<details><summary>{escape(plain(table.title))}</summary>\n\n{body}\n</details>\n")
@@ -150,7 +143,7 @@ def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:
-    without, notes = share_notes(list(tables))
+    without, notes = share_notes(tables)
     texts = [table.to_markdown("##") for table in without]
     return "\n".join([f"# {heading}\n", *texts, *notes_to_markdown(notes, "##")])
 
@@ -167,8 +160,65 @@ def _machine(board: Scoreboard) -> str:
 
 
 def _most(board: Scoreboard) -> float:
-    return board.fastest.tps.value if board.fastest and board.fastest.tps else 0.0
+    return board.fastest.mean_tps if board.fastest else 0.0
 
 
 def _safe(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)
+
+
+# --- bench report --update
+
+MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
+FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
+
+    The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
+    Raises ValueError where the markers are missing or wrong, OSError where the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    content = target.read_bytes()
+    lines = content.splitlines(keepends=True)
+    begin, end = _marked(path, lines)
+    ending = lines[begin][len(lines[begin].rstrip(b"\r\n")) :]
+    block = f"\n{text}\n".encode().replace(b"\n", ending)
+    written = b"".join([*lines[: begin + 1], block, *lines[end:]])
+    if written == content:
+        return
+    try:
+        with target.open("r+b"):  # a file that may not be written is not replaced either
+            pass
+        with atomic_write(target) as file:
+            os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
+            file.write(written)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
+    """Indices of the two marker lines; lines in a code block do not count. Raises ValueError."""
+    places: list[list[int]] = [[], []]
+    fence = b""
+    for index, line in enumerate(lines):
+        text = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
+        if opened := FENCE.match(text):
+            if not fence:
+                fence = opened[1]
+            elif opened[1].startswith(fence) and text.strip() == opened[1]:
+                fence = b""
+        elif not fence and not text.startswith((b"    ", b"\t")):
+            for marker, indices in zip(MARKERS, places, strict=True):
+                indices += [index] if text.strip() == marker.encode() else []
+    for marker, indices in zip(MARKERS, places, strict=True):
+        if len(indices) > 1:
+            stands = f"{len(indices)} times (lines {' and '.join(str(index + 1) for index in indices)})"
+            raise ValueError(f"{path}: the line {marker} stands there {stands}; leave one")
+    if not all(places):
+        raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
+    (begin,), (end,) = places
+    if end < begin:
+        raise ValueError(f"{path}:{end + 1}: the line {MARKERS[1]} stands before {MARKERS[0]}; put it after")
+    return begin, end

@@ -6,19 +6,18 @@ The charts are drawn by the page's own script from the data within it: figures a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.cross_run import RungView, by_speed, fastest_rung
+from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
+from bench.analysis.cross_run import by_speed, fastest_rung
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, tps_by_round
+from bench.analysis.run_records import group_by, measurements, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     floor,
@@ -32,38 +31,36 @@ from bench.format import (
     ratio,
     times,
     tokens_per_second,
-    with_interval,
+    verdict_word,
+    whole_percent,
 )
 from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
 from bench.report.cross_run import fastest_published
-from bench.report.folder import climbs
 from bench.report.peers import peer_results
 from bench.report.screen import (
+    CEILING,
     fastest_of_first_step,
     findings,
     hardware_title,
-    limit_of,
     limit_tps,
-    machine_title,
+    machine_titles,
     model_title_of,
+    share_of_limit,
     status_words,
     title,
     told_apart,
-    verdict_word,
     warnings_by_weight,
 )
-from bench.report.single_run import WORK, profiled
+from bench.report.single_run import WORK, work_of
 from bench.report.table import Column, Table
 from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
-GAINS = {"in_order": "added in order", "alone": "alone on the first rung", "last": "added last"}
-"""The three answers of bench.analysis.attribution, with their names in the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ def page(report: Report) -> str:
         "chosen": chosen,
         "first": above,
         "last": above + len(boards[chosen].rows) - 1 if boards else 0,
-        "runs": [_run(board, hardware) for board, hardware in zip(boards, _hardware(boards), strict=True)],
+        "runs": [_run(*run) for run in zip(boards, machine_titles(boards), strict=True)],
         "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -111,16 +108,11 @@ def page(report: Report) -> str:
 
 def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
     """What decides which run the page shows first: the one with most rungs that stand on one another."""
-    measured = [row for row in board.own.rows if row.tps]
-    return climbs(board), len(measured), max((row.tps.value for row in measured if row.tps), default=0.0)
+    measured = [row.mean_tps for row in board.own.rows if row.tps]
+    return board.climbs, len(measured), max(measured, default=0.0)
 
 
 # --- The data of the charts: each figure once as a number and once as the text that tables show
-
-
-def _hardware(boards: Sequence[Scoreboard]) -> list[str]:
-    """What each run ran on, with the machine's name where two machines are alike."""
-    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
 
 
 def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
@@ -154,21 +146,21 @@ def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
 def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
     """The large figures, each with what it is; one that is absent is left out."""
     best = board.fastest
-    if best is None or best.tps is None:
+    if best is None:
         yield "no result", "no rung is without a failed check or a warning"
         return
-    yield f"{number(best.tps.value)} tokens/s", f"fastest: {plain(best.rung)}"
-    if best.speedup and best is not board.rows[0]:
-        low, high = best.speedup.low, best.speedup.high
+    yield f"{number(best.mean_tps)} tokens/s", f"fastest: {plain(best.rung)}"
+    if over := board.over_first(best):
+        low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         alike = fastest_of_first_step(board, best)
         same = (
             f"; {times(alike.speedup.value)} with as many tokens per step" if alike and alike.speedup else ""
         )
-        yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
+        yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
-        yield f"{best.tps.value / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
+        yield f"{best.mean_tps / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
     elif share:
         yield share, of
 
@@ -176,13 +168,13 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
 def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
     """A row of the climb. ours_over_it: of another trainer's, our fastest rung's speed over its."""
     records = board.records_of(row)
-    words, (of, share) = status_words(row), _share(board, row)
+    words, (of, share), over_first = status_words(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
         "ours over it": ours_over_it,
-        "over the first rung": ratio(row.speedup) if row.speedup and row is not board.rows[0] else None,
+        "over the first rung": ratio(over_first) if over_first else None,
         of: share or None,
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,
@@ -209,9 +201,9 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
 
 
 def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
-    """What a rung's speed is a share of, and the share; it is empty where neither limit is known."""
-    share, _, of = limit_of(board, row).partition(" % ")
-    return ("of this machine's fastest matmul" if of == "of ceiling" else of), f"{share} %" if share else ""
+    """What a rung's speed is a share of, and the share; it is empty where it is not known."""
+    name, share = share_of_limit(board)
+    return "of this machine's fastest matmul" if name == CEILING else name, whole_percent(share(row))
 
 
 def _gain(row: Row) -> str:
@@ -227,19 +219,17 @@ def _bounds(estimate: Estimate | None) -> list[float | None] | None:
 def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
     """Evidence for each toggle that the rung changes, as its first process with a proof took it."""
     before = board.rung_before(row)
-    old, new = asdict(before.toggles if before else Toggles()), asdict(row.toggles)
-    taken = (r.measurement.proofs for r in board.records_of(row) if r.measurement and r.measurement.proofs)
+    changed = varying(before.toggles if before else Toggles(), row.toggles)
+    taken = (m.proofs for m in measurements(board.records_of(row)) if m.proofs)
     for name, proof in next(taken, {}).items():
-        if new.get(name) != old.get(name):
-            yield f"{name}={new.get(name)}", plain(proof.evidence)
+        if name in changed:
+            yield f"{name}={getattr(row.toggles, name)}", plain(proof.evidence)
 
 
 def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
-    """Milliseconds of a step by kind of work, medians over rounds, the largest first."""
-    found = list(profiled(records).values())
-    each = {kind: 1e3 * median(kinds.get(kind, 0.0) for kinds in found) for kind in WORK} if found else {}
-    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)
-    return [(WORK[kind][0], ms, f"{number(ms)} ms") for kind, ms in largest if ms]
+    """Kinds of work of a step with their milliseconds, the largest first."""
+    each = [(WORK[kind][0], 1e3 * seconds) for kind, seconds in work_of(records) if seconds]
+    return [(title, ms, f"{number(ms)} ms") for title, ms in each]
 
 
 def _blocks(records: Sequence[Record]) -> list[list[str]]:
@@ -283,11 +273,10 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
             {
                 "name": plain(f"{title}: {rung.row.rung}"),
                 "tps": _bounds(rung.row.tps),
-                "said": _said(rung),
+                "said": f"{rung.tps_cell} ({rung.incomplete})" if rung.incomplete else rung.tps_cell,
                 "published": False,
             }
             for title, rung in zip(titles, once.values(), strict=True)
-            if rung.row.tps
         ]
         figures = fastest_published(
             [figure for figure in report.figures if (figure.model, figure.seq_len) == (model, length)]
@@ -296,12 +285,6 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
         rows.sort(key=lambda row: -row["tps"][0])
         name = model_title_of(rungs[0].board)
         yield {"title": plain(f"{name}, T = {length}"), "rows": rows}
-
-
-def _said(rung: RungView) -> str:
-    assert rung.row.tps
-    speed = with_interval(number(rung.row.tps.value), rung.row.tps)
-    return f"{speed} ({rung.incomplete})" if rung.incomplete else speed
 
 
 def _figure(figure: Published) -> dict[str, Any]:
@@ -342,19 +325,9 @@ def _samples(board: Scoreboard) -> Table:
         Column("Round", lambda sample: sample[0].repetition),
         Column("TPS", lambda sample: sample[2], number),
         Column("Steps per block", lambda sample: sample[1].block_steps),
-        Column(
-            "Seconds of each block",
-            lambda sample: _seconds(sample[1]),
-            words=True,
-        ),
+        Column("Seconds of each block", lambda sample: _seconds(sample[1]), words=True),
     ]
     return Table(title="Raw samples", columns=columns, rows=_timed(board.records))
-
-
-def _switched(toggles: Toggles) -> dict[str, object]:
-    """The toggles that differ from their defaults."""
-    defaults = asdict(Toggles())
-    return {name: value for name, value in asdict(toggles).items() if value != defaults[name]}
 
 
 def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
@@ -369,7 +342,7 @@ def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "CPU": machine.cpu,
         "Python": machine.python,
         **machine.versions,
-        **{f"toggles.{name}": str(value) for name, value in _switched(row.toggles).items()},
+        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in varying(Toggles(), row.toggles)},
         **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),

@@ -1,4 +1,4 @@
-"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds. Imports no torch."""
+"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.analysis.compare import RANKED
-from bench.analysis.cross_run import RungView, fastest_rung, memory_ratio, name_with_caveats, speed_ratio
+from bench.analysis.cross_run import RungView, fastest_rung, name_with_caveats, speed_ratio
+from bench.analysis.row import memory_ratio
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
@@ -55,7 +56,7 @@ def _memory_over(ours: RungView, peer: RungView) -> float | None:
         return None
     if ours.gpu_memory_bytes and peer.gpu_memory_bytes:
         return ours.gpu_memory_bytes / peer.gpu_memory_bytes
-    return memory_ratio(ours, peer)
+    return memory_ratio(ours.row, peer.row)
 
 
 def peers(board: Scoreboard) -> Table | None:
@@ -125,11 +126,7 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
         "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
         "slower than": [result for result in measured if result.verdict == "slower"],
     }
-    count = (
-        f"{len(measured)} peers measured in this run"
-        if len(measured) > 1
-        else "one peer measured in this run"
-    )
+    count = f"{f'{len(measured)} peers' if len(measured) > 1 else 'one peer'} measured in this run"
     if all(result.clear for result in measured):
         named = f" ({_named(measured)})" if len(measured) <= NAMED else ""
         claim = f"Ours is faster than {'each of ' * (len(measured) > 1)}the {count}{named}"
@@ -139,17 +136,15 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     claim += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
     claim += f"{floor(board.delta)}."
     control = board.rows[0]
-    if not board.last_control and control.toggles.product_format() != ours.row.toggles.product_format():
-        claim += (
-            f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other "
-        )
-        claim += "formats wander more the intervals tell."
+    control_format = control.toggles.product_format()
+    if not board.last_control and control_format != ours.row.toggles.product_format():
+        claim += f" That is the noise of {control.rung}, in {control_format}; of what other formats wander "
+        claim += "more the intervals tell."
     if missing := [result for result in results if not result.ratio]:
         claim += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
-        claim += (
-            " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
-        )
+        claim += " Not all rungs of the ladder were asked for: of peers among the others this run tells "
+        claim += "nothing."
     return claim
 
 

@@ -1,4 +1,4 @@
-"""Tables of published figures, and of ours beside them; labelled, and never ranked with ours. No torch."""
+"""Tables of published figures, and of ours beside them; labelled, and never ranked with ours."""
 
 from __future__ import annotations
 
@@ -98,12 +98,11 @@ def _kind(hardware: str) -> str:
 
 def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
     """Our rungs beside published ones of the same name, model and devices; None where there are none."""
-    model = board.records[0].workload["model"]
     pairs = [
         (row, figure)
         for row in board.own.rows
         for figure in figures
-        if row.tps and figure.tps and figure.model == model and _alike(row, figure, board)
+        if row.tps and figure.tps and figure.model == board.workload["model"] and _alike(row, figure, board)
     ]
     if not pairs:
         return None

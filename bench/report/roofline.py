@@ -96,11 +96,10 @@ def roofline_brief(
 def _bound_by(what: str, limit: Bound) -> list[str]:
     """Which part takes most of the least time of a step."""
     parts = {"matmuls": limit.products_ms, "attention": limit.attention_ms, "memory": limit.optimizer_ms}
-    known = {name: ms for name, ms in parts.items() if ms is not None}
-    if limit.total_ms is None or not known:
+    if limit.total_ms is None:
         return []
-    name = max(known, key=lambda part: known[part])
-    of = whole_percent(known[name] / limit.total_ms)
+    name, most = max(((part, ms or 0.0) for part, ms in parts.items()), key=lambda part: part[1])
+    of = whole_percent(most / limit.total_ms)
     return [f"A step of {what} takes {number(limit.total_ms)} ms at least, {of} of that for {name}."]
 
 

@@ -3,7 +3,7 @@
 for line in screen(board, width=100): console.print(line)
 text = screen_markdown(board)
 
-At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded. Torch-free.
+At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from bench.format import (
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.caption import derived_peak, largest_batches, other_method, other_step
-from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
+from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
@@ -52,16 +52,12 @@ STATUSES = {
     "out_of_memory": "out of memory",
     "timeout": "timed out",
     "unsupported": "not supported here",
-    "failed": "failed",
-    "interrupted": "interrupted",
     "parity_failed": "loss differs",
-    "ranks_differ": "ranks differ",
-    "not_comparable": "not comparable",
     "inert": "no effect here",
     "recompiled": "compiled again while it was timed",
     "other_maths": "not carried, as it changes the maths",
 }
-"""In plain words, for a row without figures or with figures that may not be used."""
+"""In plain words, where the status has not those itself: for a row whose figures are absent or not used."""
 UNCLEAR = " unclear: not told from the noise."
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
@@ -100,24 +96,23 @@ def screen(
     return shown.lines(width, every_warning=notes)
 
 
-def screen_markdown(board: Scoreboard) -> str:
-    """The same as Markdown, without bars."""
+def screen_markdown(board: Scoreboard, level: str = "###") -> str:
+    """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
     said = [*_marks(board), *findings(board)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
-    return table.to_markdown("###")
+    return table.to_markdown(level)
 
 
 def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
     """First lines, and what stands beneath them: of a sweep the fastest values, of a ladder what was run."""
     best = board.fastest
-    if not board.swept or best is None or not best.tps:
+    if not board.swept or best is None:
         return [title(board)], []
     fastest = _speed(best)
     if len(board.sound) > 1:
-        over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}" if best.speedup else ""
-        fastest = f"Fastest: {fastest}{'' if best is board.rows[0] else over} ({_certainty(board, best)})"
+        fastest = f"{_fastest(board, best)} ({_certainty(board, best)})"
     return [" ".join([f"{fastest}.", *largest_batches(board)])], [title(board)]
 
 
@@ -141,14 +136,14 @@ def task_title(board: Scoreboard) -> str:
 
 def _length(board: Scoreboard) -> str:
     """The length of its sequences, where it is not the model's longest."""
-    workload = board.records[0].workload
+    workload = board.workload
     length, preset = workload["seq_len"], PRESETS.get(workload["model"])
     return "" if preset and length == preset.n_ctx else f", T = {length},"
 
 
 def model_title_of(board: Scoreboard) -> str:
     found = measured(board.records)
-    return model_title(board.records[0].workload["model"], found.parameters if found else None)
+    return model_title(board.workload["model"], found.parameters if found else None)
 
 
 def limit_of(board: Scoreboard, row: Row) -> str:
@@ -199,6 +194,11 @@ def told_apart(titles: Sequence[tuple[str, str]]) -> list[str]:
         f"{title}, {name}" if any(title == other and name != its for other, its in titles) else title
         for title, name in titles
     ]
+
+
+def machine_titles(boards: Sequence[Scoreboard]) -> list[str]:
+    """What each run ran on, in a few words, with the machine's name where two machines are alike."""
+    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
 
 
 def cpu_title(environment: Environment) -> str:
@@ -271,21 +271,18 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if not board.swept:
         yield from largest_batches(board)
     best = board.fastest
-    if best is None or best.tps is None:
+    if best is None:
         return
-    time = f"10B tokens: {training_time(TOKENS, best.tps.value)}"
+    time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
-        time += f", {number(price * hours_to_10b(best.tps.value))} at {price:g} per hour"
+        time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     several = len(board.sound) > 1
     if board.swept:
         yield f"{time}."
     elif not several:
         yield f"{_speed(best)}. {time}."
     else:
-        over = ""
-        if best is not board.rows[0] and best.speedup:
-            over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
-        yield f"Fastest: {_speed(best)}{over}. {time}."
+        yield f"{_fastest(board, best)}. {time}."
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
@@ -296,7 +293,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             told = f"{'; '.join(steps)}, of the steps that are told from noise" if steps else ""
             yield f"Gave most: {told or 'no step is told from noise yet'}."
     if most := limit_tps(board, best):
-        more = f"{number(most)} tokens/s, {most / best.tps.value:.1f}x the fastest"
+        more = f"{number(most)} tokens/s, {most / best.mean_tps:.1f}x the fastest"
         limit = f"{more}: a step of its matmuls, causal attention and AdamW alone"
     else:
         limit = "not measured here (bench roofline)"
@@ -320,8 +317,12 @@ def limit_tps(board: Scoreboard, row: Row) -> float | None:
 
 
 def _speed(row: Row) -> str:
-    assert row.tps
-    return f"{plain(row.rung)}, {number(row.tps.value)} tokens/s"
+    return f"{plain(row.rung)}, {number(row.mean_tps)} tokens/s"
+
+
+def _fastest(board: Scoreboard, best: Row) -> str:
+    over = board.over_first(best)
+    return f"Fastest: {_speed(best)}{f', {times(over.value)} {plain(board.rows[0].rung)}' if over else ''}"
 
 
 def _certainty(board: Scoreboard, best: Row) -> str:
@@ -346,16 +347,15 @@ def most_gained(board: Scoreboard) -> list[Row]:
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     """Kinds of work that take most of a step, with their shares."""
-    found = list(profiled(board.records_of(row)).values())
-    if not found:
+    records = board.records_of(row)
+    if not (largest := work_of(records)[:3]):
         return []
-    whole = median(sum(kinds.values()) for kinds in found)
-    each = {kind: median(kinds.get(kind, 0.0) for kinds in found) / whole for kind in WORK}
-    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)[:3]
+    whole = median(sum(kinds.values()) for kinds in profiled(records).values())
+    shares = [(kind, seconds / whole) for kind, seconds in largest]
     words = {"products": "matmuls", "optimizer": "AdamW"}
     return [
         f"{words.get(kind, WORK[kind][0].lower())} {whole_percent(share)}"
-        for kind, share in largest
+        for kind, share in shares
         if share >= 0.05
     ]
 
@@ -391,8 +391,7 @@ def warnings_by_weight(board: Scoreboard) -> list[str]:
 
 
 def _noise(board: Scoreboard) -> Iterator[str]:
-    controls = [each for each in (board.control, board.last_control) if each and each.low and each.high]
-    if any(not each.low <= 1 <= each.high for each in controls if each.low and each.high):
+    if any(control and control.excludes_one for control in (board.control, board.last_control)):
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         yield (

@@ -1,4 +1,4 @@
-"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. No torch."""
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.row import EQUAL, STATUS, Row, status_of
+from bench.analysis.row import EQUAL, STATUS, Row, memory_ratio, status_of
 from bench.analysis.run_records import by_round, measured, toggles_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.timing import Timing, timing
@@ -89,8 +89,8 @@ def tables(
         _timing(board),
         profile_table(board),
         _cost(board, price_per_hour),
+        beside(board, figures),
     ]
-    more.append(beside(board, figures))
     scoreboard = Table(title=board.title, columns=columns(board), rows=board.rows, notes=caption(board))
     return [scoreboard, *(table for table in more if table)]
 
@@ -190,10 +190,7 @@ def _share_with_interval(share: Estimate) -> str:
 
 def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
     before = board.rung_before(row)
-    if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
-        return None
-    alike = before.peak_memory_method == row.peak_memory_method
-    return row.peak_memory_bytes / before.peak_memory_bytes if alike else None
+    return memory_ratio(row, before) if row.gain and before else None
 
 
 def hours_to_10b(tps: float) -> float:
@@ -349,6 +346,13 @@ def profiled(rung: Sequence[Record]) -> Profiled:
         return {**kernels, "rest": max(0.0, median(steps) - sum(kernels.values()))}
 
     return by_round(rung, kinds)
+
+
+def work_of(rung: Sequence[Record]) -> list[tuple[str, float]]:
+    """Seconds of a step by kind of work, medians over rounds, the largest first; empty without a profile."""
+    found = list(profiled(rung).values())
+    each = {kind: median(kinds.get(kind, 0.0) for kinds in found) for kind in WORK} if found else {}
+    return sorted(each.items(), key=lambda item: item[1], reverse=True)
 
 
 @dataclass(frozen=True)

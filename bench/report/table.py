@@ -1,4 +1,4 @@
-"""A table: columns, rows and notes, as Markdown and for a terminal of any width. Imports no torch."""
+"""A table: columns, rows and notes, as Markdown and for a terminal of any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long runs of `gpt2 train` side by side, beside published ones. Imports no torch."""
+"""Long runs of `gpt2 train` side by side, beside published ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ladder that leads to a sweep's winner, as YAML. Imports no torch."""
+"""The ladder that leads to a sweep's winner, as YAML."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.analysis.row import Row
+from bench.analysis.schedule import changes_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
-from bench.format import number, plain, plural, ratio, with_interval
+from bench.format import plain, plural, ratio, tokens_per_second
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from gpt2.config import yaml_files
@@ -55,7 +56,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
 
 def _chosen(winner: Row, board: Scoreboard) -> str:
     """By which figure the winner won, and among how many candidates."""
-    tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
+    tps = f"{tokens_per_second(winner.tps)} tokens/s" if winner.tps else "?"
     over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
     others = [row for row in board.rows if row.other_maths]  # none of these could win
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
@@ -71,9 +72,9 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
 def _rung(
     name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None
 ) -> dict[str, Any]:
-    derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
-    was = asdict(before)
-    changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
     # --rungs separates names by commas.
-    rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
+    rung = {
+        "name": name.replace(",", " and")[:LONGEST_NAME],
+        "set": changes_of(before, now, ladder.workload),
+    }
     return {**rung, "expect": expect} if expect else rung

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.format import MARKERS, rewrite
+from bench.report.folder import MARKERS, rewrite
 
 START, END = (marker.encode() for marker in MARKERS)
 TEXT = "### new\n\n| a |\n"

@@ -48,14 +48,8 @@ def atlas_picture(boards: Sequence[Scoreboard], figures: Sequence[Published] = (
     for y, line in zip(at, shown, strict=True):
         for x, title in enumerate(machines):
             if cell := line.cells.get(title):
-                _cell(
-                    axes,
-                    x,
-                    y,
-                    _written(cell),
-                    f"{line.title} on {title}",
-                    LOOKS.get(cell.verdict or "", UNSURE),
-                )
+                look = LOOKS.get(cell.verdict or "", UNSURE)
+                _cell(axes, x, y, _written(cell), f"{line.title} on {title}", look)
         for x, title in enumerate(published, start=len(machines)):
             if title in line.published:
                 gain = times(line.published[title])

@@ -1,6 +1,6 @@
-"""Curves of losses: by step they must coincide, by time the faster one leads.
+"""Curves of losses: by step they must coincide, by time the faster one leads. How evenly the machine ran.
 
-A picture compares the rungs of a run, its numbers of devices, or several runs.
+A picture of losses compares the rungs of a run, its numbers of devices, or several runs.
 """
 
 from __future__ import annotations
@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import combinations
+from statistics import median
 
 from matplotlib.figure import Figure
 
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
+from bench.format import times
 from bench.records.measurement import Measurement
 from bench.report.plots.rungs import WIDTH, about, rounds_of
 from bench.report.plots.style import colour_and_marker, legend_label, shortened
+from bench.report.screen import machine_title
 
 CLOSE = 1.03
 """Ratio of speeds below which curves by time coincide."""
@@ -78,11 +82,11 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
     curves = _curves((board, row, f"{_name_of(board)}: {row.rung}") for board, row in runs)
     if len(curves) < 2:
         return None
-    workload = runs[0][0].records[0].workload
+    workload = runs[0][0].workload
     title = (
         f"{workload['model']} on {workload['data']}, {curves[0].measurement.tokens_per_step:,} tokens per "
         f"step: loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
-        f"{rounds_of([board for board, _ in runs], intervals=False)}"
+        f"{rounds_of([board for board, _ in runs])}"
     )
     return _draw(curves, title, by_time=by_time)
 
@@ -149,3 +153,49 @@ def _coincide(a: Curve, b: Curve) -> bool:
     """Whether one curve hides the other by time, where both lose alike."""
     slow, fast = sorted((a.tokens_per_second, b.tokens_per_second))
     return a.measurement.tokens_per_step == b.measurement.tokens_per_step and fast < CLOSE * slow
+
+
+# --- Blocks of the timed windows: noise and throttling show in them
+
+
+def block_times(board: Scoreboard) -> Figure | None:
+    """Each block's duration over its rung's median, by the time when its process began."""
+    start = datetime.fromisoformat(board.begun)
+    rungs = board.records.measured_rungs
+    wide = any(len(rung[0].rung) > 28 for rung in rungs)
+    figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * len(rungs) / (1 if wide else 2)))
+    axes = figure.add_subplot()
+    ratios: list[float] = []
+    for place, rung in enumerate(rungs):
+        blocks = [
+            ((datetime.fromisoformat(r.time) - start).total_seconds() / 60, r.measurement)
+            for r in rung
+            if r.status == "ok" and r.measurement and r.measurement.block_seconds
+        ]
+        if not blocks:
+            continue
+        median_seconds = median(seconds for _, m in blocks for seconds in m.block_seconds)
+        points = []
+        for minutes, m in blocks:
+            begun = minutes + (m.startup_seconds + (m.first_step_seconds or 0.0)) / 60
+            for seconds in m.block_seconds:
+                points.append((begun, seconds / median_seconds))
+                begun += seconds / 60
+        ratios += [ratio for _, ratio in points]
+        axes.plot(
+            *zip(*points, strict=True),
+            ls="",
+            ms=3.5,
+            label=legend_label(rung[0].rung, 64),
+            **colour_and_marker(place),
+        )
+    if not ratios:
+        return None
+    axes.axhline(1, color=axes.xaxis.label.get_color(), lw=0.8)
+    axes.set_xlabel("minutes since the run began")
+    axes.set_ylabel("block's duration over its rung's median")
+    figure.legend(loc="outside lower left", fontsize=8, ncols=1 if wide else 2)
+    worst = f"The slowest block took {times(max(ratios))} its rung's median on {machine_title(board)}"
+    title = f"{worst}\n{about(board, intervals=False)}"
+    axes.set_title(title, fontsize=10)
+    return figure

@@ -35,7 +35,7 @@ def roofline(board: Scoreboard) -> Figure | None:
         if row.tps is None or row.tokens_per_step is None:
             style.text_instead(speed, y, status_of(row))
             continue
-        style.draw_intervals(speed, [y], [(row.tps.value, row.tps.low, row.tps.high)])
+        style.draw_intervals(speed, [y], [row.tps])
         speed.plot(row.tps.value, y, "o", ms=7, color=style.COLOURS[0], label=None if ends else "measured")
         most = most_tokens_per_second(bound, row.tokens_per_step) if bound else None
         if bound is None or most is None:
@@ -43,7 +43,7 @@ def roofline(board: Scoreboard) -> Figure | None:
             style.text_beside(speed, ends[-1][0], y, ends[-1][1])
             style.text_instead(time, y, bound.absent if bound and bound.absent else "no ceiling measured")
             continue
-        _parts(time, y, row, bound, first=not ends)
+        _parts(time, y, row.rung, bound, 1e3 * row.tokens_per_step / row.tps.value, first=not ends)
         ends.append(_against(speed, y, row, bound, most, first=not ends))
     style.fit_log_axis(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
     style.plain_log(speed.xaxis)
@@ -66,9 +66,9 @@ def _finding(board: Scoreboard) -> str:
     """How near the fastest sound rung came to the bound."""
     best = board.fastest
     most = limit_tps(board, best) if best else None
-    if best is None or best.tps is None or most is None:
+    if best is None or most is None:
         return f"How near to the bound of {machine_title(board)}"
-    reached = f"{percent(best.tps.value / most)} of the bound of {machine_title(board)}"
+    reached = f"{percent(best.mean_tps / most)} of the bound of {machine_title(board)}"
     return f"{style.shortened(best.rung, 40)} reaches {reached}"
 
 
@@ -93,16 +93,13 @@ def _against(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first
     return end, reached
 
 
-def _parts(axes: Axes, y: float, row: Row, bound: Bound, *, first: bool) -> None:
-    """Draw the bound's parts as shares of the measured step."""
-    assert row.tps is not None
-    assert row.tokens_per_step is not None
-    took = 1e3 * row.tokens_per_step / row.tps.value
+def _parts(axes: Axes, y: float, rung: str, bound: Bound, took: float, *, first: bool) -> None:
+    """Draw the bound's parts as shares of the measured step, which took so many milliseconds."""
     left = 0.0
     for label, name, colour in PARTS:
         part = 100 * getattr(bound, name) / took
         bar = axes.barh(y, part, 0.62, left, color=colour, lw=0, label=label if first else None)
-        style.tooltip(bar, f"{row.rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
+        style.tooltip(bar, f"{rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
         left += part
     if left < 100:
         label = "what the bound leaves out, and what could be faster"

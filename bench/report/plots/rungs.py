@@ -8,11 +8,11 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from bench.analysis.attribution import Attribution, Gain
+from bench.analysis.attribution import GAINS, Attribution, Gain
 from bench.analysis.attribution import attribution as attributed
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, times, verdict_word, with_interval
+from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
 from bench.report.plots import style
 from bench.report.screen import (
     CEILING,
@@ -28,6 +28,8 @@ from bench.stats import LEAST_ROUNDS, Estimate, Verdict
 WIDTH = 8.0
 PER_RUNG = 0.42
 """Inches."""
+Value = Callable[[Row], Estimate | None]
+"""What a picture shows of a row."""
 
 
 def about(board: Scoreboard, intervals: bool = True) -> str:
@@ -35,27 +37,24 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     machine = board.environment
     rounds = plural(board.rounds, "round")
     rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
-    model = board.records[0].workload["model"]
-    return (
-        f"{board.ladder}: {model} on {style.shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
-    )
+    what = f"{board.ladder}: {board.workload['model']} on {style.shortened(machine.machine, 40)}"
+    return f"{what}, torch {machine.torch}; {rounds}"
 
 
-def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
-    """Number of rounds, and whether there are intervals."""
+def rounds_of(boards: Sequence[Scoreboard]) -> str:
+    """Number of rounds of several runs."""
     counts = sorted({board.rounds for board in boards})
-    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
-    return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
+    return f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
 
 
 def finding(board: Scoreboard) -> str:
     """What a run came to, for a title: the whole speed-up of sound rungs, and the rung that gave most."""
     where, best, first = machine_title(board), board.fastest, board.rows[0]
-    if best is None or best.tps is None:
+    if best is None:
         return f"No rung is sound on {where}"
-    if best is first or best.speedup is None:
-        return f"{number(best.tps.value)} tokens/s on {where}"
-    whole = f"{best.speedup.value:.1f}x on {where}"
+    if (over := board.over_first(best)) is None:
+        return f"{number(best.mean_tps)} tokens/s on {where}"
+    whole = f"{over.value:.1f}x on {where}"
     if gained := most_gained(board):
         return f"{whole}: {style.shortened(gained[0].rung, 40)} gave most"
     return f"{whole}, from {style.shortened(first.rung, 22)} to {style.shortened(best.rung, 22)}"
@@ -63,15 +62,14 @@ def finding(board: Scoreboard) -> str:
 
 def climb(board: Scoreboard) -> Figure | None:
     """Tokens per second from the first rung to the last, its factors and the limit; None for a sweep."""
-    rows = [row for row in board.rows if row.tps]
-    own = [row for row in rows if not row.external]
-    if len(rows) < 2 or not own or board.swept:
+    if not board.climbs:
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + style.total_height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
     at = style.label_rungs(axes, [row.rung for row in board.rows])
-    speeds = [row.tps for row in rows if row.tps]
-    texts = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
+    measured = [(row, row.tps) for row in board.rows if row.tps]
+    speeds = [tps for _, tps in measured]
+    texts = [f"{number(tps.value)}{_factor(row)}" for row, tps in measured]
     starts = [speeds[0], *speeds[:-1]]  # a slower rung's bar ends where that of the rung before does
     ends = [
         (max(before.value, tps.high or tps.value), words)
@@ -90,13 +88,13 @@ def climb(board: Scoreboard) -> Figure | None:
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
-        tps = with_interval(number(now), row.tps)
-        style.tooltip(bar, f"{row.rung}: {tps} tokens/s; {', '.join(row.changed)}")
-        style.draw_intervals(axes, [y], [(now, row.tps.low, row.tps.high)])
+        style.tooltip(bar, f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}")
+        style.draw_intervals(axes, [y], [row.tps])
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
     style.plain_log(axes.xaxis)
-    axes.set_xlabel(f"tokens per second (log scale){_legend({row.verdict for row in own})}")
+    verdicts = {row.verdict for row, _ in measured if not row.external}
+    axes.set_xlabel(f"tokens per second (log scale){_legend(verdicts)}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
@@ -137,32 +135,30 @@ def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, share of the limit and peak memory of each rung, as far as known."""
     if not any(row.tps for row in board.rows):
         return None
-    limit, share = share_of_limit_axis(board)
-    columns: list[tuple[str, list[style.Interval | None]]] = [
-        ("tokens per second", [bounds(row.tps) for row in board.rows]),
-        ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
-        (limit, [of_hundred(share(row)) for row in board.rows]),
-        ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
+    columns: list[tuple[str, Value]] = [
+        ("tokens per second", lambda row: row.tps),
+        ("speed-up over the first rung", lambda row: row.speedup),
+        limit_axis(board),
+        ("peak memory, GiB", peak_gib),
     ]
-    shown = [
-        (*column, colour) for column, colour in zip(columns, style.COLOURS, strict=False) if any(column[1])
-    ]
+    coloured = zip(columns, style.COLOURS, strict=False)
+    shown = [(*column, colour) for column, colour in coloured if any(map(column[1], board.rows))]
     width = 1.6 * WIDTH * (1 + len(shown)) / (1 + len(columns))
     height = 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG)
     figure = Figure(figsize=(width, height))
     every = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     at = style.label_rungs(every[0], [row.rung for row in board.rows])
-    for axes, (label, values, colour) in zip(every, shown, strict=True):
+    for axes, (label, value, colour) in zip(every, shown, strict=True):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
-        for y, value, row in zip(at, values, board.rows, strict=True):
-            if value is None:
+        for y, row in zip(at, board.rows, strict=True):
+            if (each := value(row)) is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, value[0], height=0.62, **_look(row, colour))
-            style.tooltip(bar, f"{row.rung}: {number(value[0])}, {label}")
-            style.draw_intervals(axes, [y], [value])
-            style.text_beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
+            bar = axes.barh(y, each.value, height=0.62, **_look(row, colour))
+            style.tooltip(bar, f"{row.rung}: {number(each.value)}, {label}")
+            style.draw_intervals(axes, [y], [each])
+            style.text_beside(axes, max(each.value, each.high or 0.0), y, number(each.value))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(3))
@@ -179,25 +175,21 @@ LIMITS = {
 """Label of an axis, by what its shares are of."""
 
 
-def share_of_limit_axis(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
-    """Label of an axis with shares of the limit, and the share of a row."""
-    name, share = share_of_limit(board)
-    return LIMITS[name], share
+def limit_axis(board: Scoreboard) -> tuple[str, Value]:
+    """Label of an axis with shares of the limit, and the share of a row in percent, without an interval."""
+    name, share_of = share_of_limit(board)
+
+    def percent(row: Row) -> Estimate | None:
+        share = share_of(row)
+        return Estimate(100 * share, None, None, rounds=1) if share is not None else None
+
+    return LIMITS[name], percent
 
 
-def bounds(estimate: Estimate | None) -> style.Interval | None:
-    """An estimate as an Interval."""
-    return (estimate.value, estimate.low, estimate.high) if estimate else None
-
-
-def of_hundred(share: float | None) -> style.Interval | None:
-    """A share in percent as an Interval without ends."""
-    return (100 * share, None, None) if share is not None else None
-
-
-def peak_gib(row: Row) -> style.Interval | None:
-    """Peak memory of all rounds as an Interval without ends."""
-    return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
+def peak_gib(row: Row) -> Estimate | None:
+    """Peak memory of all rounds, without an interval."""
+    peak = row.peak_memory_bytes
+    return Estimate(peak / GIB, None, None, rounds=1) if peak is not None else None
 
 
 def attribution(board: Scoreboard) -> Figure | None:
@@ -211,17 +203,13 @@ def attribution(board: Scoreboard) -> Figure | None:
     axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)
     if board.delta is not None:
         axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=style.NEITHER, alpha=0.25, lw=0)
-    kinds = (
-        ("added in order", "in_order", "o"),
-        ("alone on the first rung", "alone", "s"),
-        ("added last", "last", "D"),
-    )
-    for place, (label, name, marker) in enumerate(kinds):
-        points = [(y + 0.22 * (place - 1), getattr(rung, name)) for y, rung in zip(at, rungs, strict=True)]
-        drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
+    for place, ((name, label), marker) in enumerate(zip(GAINS.items(), "osD", strict=True)):
+        gains: list[Gain] = [getattr(rung, name) for rung in rungs]
+        points = [(y + 0.22 * (place - 1), gain.ratio) for y, gain in zip(at, gains, strict=True)]
+        drawn = [(y, ratio) for y, ratio in points if ratio]
         values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
         axes.plot(values, ys, marker, color=style.COLOURS[place], label=label, ms=6)
-        style.draw_intervals(axes, ys, [(ratio.value, ratio.low, ratio.high) for _, ratio in drawn])
+        style.draw_intervals(axes, ys, [ratio for _, ratio in drawn])
     axes.set_xscale("log")
     style.plain_log(axes.xaxis)
     ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, without_batch
+from bench.analysis.run_records import group_by, varying, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
-from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib, share_of_limit_axis
-from bench.report.plots.style import (
-    COLOURS,
-    MARKERS,
-    NEITHER,
-    PLAIN,
-    Interval,
-    draw_intervals,
-    shortened,
-    tooltip,
-)
+from bench.report.plots.rungs import WIDTH, Value, about, limit_axis, peak_gib
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, draw_intervals, shortened, tooltip
 from bench.report.screen import machine_title
+from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
 
 MOST = 6
@@ -43,8 +35,7 @@ class Group:
 
 def by_batch(board: Scoreboard) -> list[Group]:
     """Groups of rungs that differ in the sequences per device only, and in what follows from these."""
-    workload = board.records[0].workload
-    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, workload))
+    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, board.workload))
     return _groups(by_toggles, lambda row: row.toggles.micro_batch_size)
 
 
@@ -67,14 +58,11 @@ def _groups(by_toggles: dict[Toggles, list[Row]], size: Callable[[Row], int]) ->
 
 
 def _difference(key: Toggles, others: Sequence[Toggles]) -> str:
-    names = [toggle.name for toggle in fields(key)]
-    varied = [name for name in names if len({getattr(other, name) for other in others}) > 1]
-    return shortened(", ".join(f"{name}={getattr(key, name)}" for name in varied), 60)
+    return shortened(", ".join(f"{name}={getattr(key, name)}" for name in varying(*others)), 60)
 
 
 # --- Pictures
 
-Value = Callable[[Row], Interval | None]
 LABELLED = 1
 """Most lines whose points are labelled; labels of more would overlap."""
 
@@ -85,10 +73,9 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
     sizes = sorted({row.toggles.micro_batch_size for group in groups for row in group.rows})
     if not any(row.tps for group in groups for row in group.rows):
         return None
-    limit, share = share_of_limit_axis(board)
     columns: list[tuple[str, Value]] = [
-        ("tokens per second", lambda row: bounds(row.tps)),
-        (limit, lambda row: of_hundred(share(row))),
+        ("tokens per second", lambda row: row.tps),
+        limit_axis(board),
         ("peak memory, GiB", peak_gib),
     ]
     columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
@@ -108,7 +95,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(0.12)
         # A window that went wrong may have an interval of any length: the axis ends before it.
-        most = max(interval[0] for group in groups for row in group.rows if (interval := value(row)))
+        most = max(each.value for group in groups for row in group.rows if (each := value(row)))
         axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
     _finish(figure, groups, f"{_largest(board, groups)}\n{about(board)}")
     return figure
@@ -122,10 +109,9 @@ def world_sizes(board: Scoreboard) -> Figure | None:
     if not groups:
         return None
     over = sorted({row.efficiency_over for group in groups for row in group.rows if row.efficiency_over})
-    limit, share = share_of_limit_axis(board)
     columns: list[tuple[str, Value]] = [
-        ("tokens per second, all devices", lambda row: bounds(row.tps)),
-        (limit, lambda row: of_hundred(share(row))),
+        ("tokens per second, all devices", lambda row: row.tps),
+        limit_axis(board),
         (f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %", _efficiency),
     ]
     columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
@@ -154,9 +140,9 @@ def world_sizes(board: Scoreboard) -> Figure | None:
 def _largest(board: Scoreboard, groups: Sequence[Group]) -> str:
     """The batch with most tokens per second, where the run's fastest sound rung is one of those drawn."""
     best = board.fastest
-    if best is None or best.tps is None or not any(best in group.rows for group in groups):
+    if best is None or not any(best in group.rows for group in groups):
         return f"Batch sizes on {machine_title(board)}"
-    most = f"{number(best.tps.value)} tokens/s{'' if board.sure else ', if not surely'}"
+    most = f"{number(best.mean_tps)} tokens/s{'' if board.sure else ', if not surely'}"
     return f"A batch of {best.toggles.micro_batch_size} is fastest on {machine_title(board)}: {most}"
 
 
@@ -173,14 +159,13 @@ def _widest(board: Scoreboard, groups: Sequence[Group]) -> str:
 def _linear(axes: Axes, group: Group, label: str | None) -> None:
     """Draw perfect scaling from the fewest devices."""
     rows = [row for row in group.rows if row.tps]
-    assert rows[0].tps is not None
-    one = rows[0].tps.value / rows[0].toggles.world_size
+    one = rows[0].mean_tps / rows[0].toggles.world_size
     linear = [(row.toggles.world_size, one * row.toggles.world_size) for row in rows]
     axes.plot(*zip(*linear, strict=True), "--", color=NEITHER, label=label, lw=1)
 
 
-def _efficiency(row: Row) -> Interval | None:
-    return bounds(row.efficiency.divided_by(0.01)) if row.efficiency else None
+def _efficiency(row: Row) -> Estimate | None:
+    return row.efficiency.divided_by(0.01) if row.efficiency else None
 
 
 def _line(
@@ -192,16 +177,17 @@ def _line(
     *,
     labelled: bool,
 ) -> None:
-    points = [(size(row), interval, row) for row in group.rows if (interval := value(row)) is not None]
+    points = [(size(row), each, row) for row in group.rows if (each := value(row)) is not None]
     sizes, colour = [at for at, _, _ in points], COLOURS[place]
-    draw_intervals(axes, sizes, [interval for _, interval, _ in points], upright=True, colour=colour)
-    axes.plot(sizes, [y for _, (y, _, _), _ in points], "-", color=colour, lw=1.5, label="_line")
+    draw_intervals(axes, sizes, [each for _, each, _ in points], upright=True, colour=colour)
+    axes.plot(sizes, [each.value for _, each, _ in points], "-", color=colour, lw=1.5, label="_line")
     labelled_sizes = _apart(sizes) if labelled else []
-    for at, (y, _, high), row in points:
+    for at, each, row in points:
+        y = each.value
         mark = axes.plot(at, y, MARKERS[place], color=colour, ms=6)
         tooltip(mark, f"{row.rung}: {number(y)}")
         if at in labelled_sizes:
-            axes.annotate(number(y), (at, high or y), xytext=(4, 4), **SMALL)
+            axes.annotate(number(y), (at, each.high or y), xytext=(4, 4), **SMALL)
 
 
 SMALL = {"textcoords": "offset points", "fontsize": 8}

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.format import number, plain
+from bench.stats import Estimate
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, without yellow and black, which vanish on one of the papers."""
@@ -72,6 +73,23 @@ def theme(name: str) -> Iterator[None]:
         yield
 
 
+def draw_on_both_papers(out: Path, pictures: Callable[[], Iterable[tuple[str, Figure | None]]]) -> list[Path]:
+    """Draw pictures into out/plots, on light and on dark paper; returns the files. Raises OSError.
+
+    pictures: makes them, each with its name; None is one that has nothing to show.
+    """
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for paper in THEMES:
+        suffix = "" if paper == "light" else f"-{paper}"
+        with theme(paper):
+            for name, figure in pictures():
+                if figure:
+                    files += save(figure, folder / f"{name}{suffix}")
+    return files
+
+
 TIP = "tip:"
 TIPS = re.compile(rf'<g id="{TIP}([^"]*)">')
 
@@ -113,19 +131,16 @@ def fallbacks(text: str) -> tuple[str, ...]:
     """Installed fonts for letters of a text that the usual font lacks."""
     usual = findfont(FontProperties(family=rcParams["font.family"]))
     missing = {ord(letter) for letter in text} - _letters(usual)
-    label_rungs: list[str] = []
     if not missing:
         return ()
+    found: list[str] = []
     for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)):
-        letters = (
-            frozenset()
-            if font.name in label_rungs or font.name.startswith(PLACEHOLDERS)
-            else _letters(font.fname)
-        )
-        if missing & letters:
+        if font.name in found or font.name.startswith(PLACEHOLDERS):
+            continue
+        if letters := missing & _letters(font.fname):
             missing -= letters
-            label_rungs.append(font.name)
-    return tuple(label_rungs)
+            found.append(font.name)
+    return tuple(found)
 
 
 PLACEHOLDERS = "Last Resort"
@@ -163,27 +178,23 @@ def _same_clips(text: str) -> str:
     """Name clipping rectangles by picture and order: the layout's last bits differ between runs."""
     # No two pictures of a page may share a name.
     own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]
-    label_rungs: dict[str, str] = {}
-    return CLIP.sub(lambda match: label_rungs.setdefault(match[0], f"p{own}-{len(label_rungs)}"), text)
-
-
-Interval = tuple[float, float | None, float | None]
-"""A value and the ends of its interval, where there is one."""
+    names: dict[str, str] = {}
+    return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
 
 
 def draw_intervals(
     axes: Axes,
     at: Sequence[float],
-    values: Sequence[Interval],
+    values: Sequence[Estimate],
     *,
     upright: bool = False,
     colour: str | None = None,
 ) -> None:
     """Draw intervals as lines, horizontal or upright."""
-    for place, (value, low, high) in zip(at, values, strict=True):
-        if low is None or high is None:
+    for place, each in zip(at, values, strict=True):
+        if each.low is None or each.high is None:
             continue
-        reach = [[value - low], [high - value]]
+        value, reach = each.value, [[each.value - each.low], [each.high - each.value]]
         line = colour or axes.xaxis.label.get_color()
         if upright:
             axes.errorbar(place, value, yerr=reach, color=line, capsize=3, lw=1.2)

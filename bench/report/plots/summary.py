@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -33,30 +33,25 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     ours = [step for step in found if step.rung]
     if not ours:
         return None
-    lines: list[_Part | tuple[Step, str]] = []
-    for part in _parts(found):
-        lines += [part, *zip(part.steps, _names(part), strict=True)]
-    labels = [line.title if isinstance(line, _Part) else line[1] for line in lines]
+    lines: list[tuple[str, Step | None]] = []  # a heading has no step
+    for own in _parts(found):
+        lines += [(f"{_heading(own)}{_gain(own)}", None), *zip(_names(own), own, strict=True)]
+    labels = [name for name, _ in lines]
     figure = Figure(figsize=(WIDTH, 1.5 + PER_BAR * len(labels)))
     axes = figure.add_subplot()
     at = style.label_rungs(axes, labels, LETTERS)
-    words = [
-        f"{number(step.tps)} · {_factor(step.over_first)}{'' if step.rung else ' · published'}"
-        for step in found
-    ]
-    ends = [(step.tps, each) for step, each in zip(found, words, strict=True)]
+    ends = [(step.tps, _beside(step)) for step in found]
     style.fit_log_axis(axes, 0.7 * min(step.tps for step in found), ends, part=1.1)
-    left, beside = axes.get_xlim()[0], iter(words)
-    for y, line, label in zip(at, lines, axes.get_yticklabels(), strict=True):
-        if isinstance(line, _Part):
+    left = axes.get_xlim()[0]
+    for y, (name, step), label in zip(at, lines, axes.get_yticklabels(), strict=True):
+        if step is None:
             label.set_fontweight("bold")
             continue
-        step, colour = line[0], COLOURS[line[0].group]
+        colour = COLOURS[step.group]
         look: dict[str, Any] = {"color": colour, "lw": 0} if step.rung else _hatched(colour)
         bar = axes.barh(y, step.tps - left, 0.68, left, **look)
-        said = next(beside)
-        style.tooltip(bar, f"{line[1]}: {said}")
-        style.text_beside(axes, step.tps, y, said)
+        style.tooltip(bar, f"{name}: {_beside(step)}")
+        style.text_beside(axes, step.tps, y, _beside(step))
     axes.tick_params(axis="y", length=0)
     style.plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale) · how many times the first bar")
@@ -69,32 +64,18 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     return figure
 
 
+def _beside(step: Step) -> str:
+    return f"{number(step.tps)} · {_factor(step.over_first)}{'' if step.rung else ' · published'}"
+
+
 def _hatched(colour: str) -> dict[str, Any]:
     return {"facecolor": "none", "edgecolor": colour, "hatch": "////", "lw": 1.0}
 
 
-@dataclass(frozen=True)
-class _Part:
+def _parts(found: Sequence[Step]) -> list[list[Step]]:
     """Steps under one heading: of one group, all ours on one machine, or all published; hardware is mixed."""
-
-    title: str
-    steps: Sequence[Step]
-
-
-def _parts(found: Sequence[Step]) -> list[_Part]:
-    together: list[list[Step]] = []
-    for step in found:
-        last = together[-1][-1] if together else None
-        alike = (
-            last
-            and last.group == step.group
-            and (step.group == "Hardware" or bool(last.rung) == bool(step.rung))
-        )
-        if alike:
-            together[-1].append(step)
-        else:
-            together.append([step])
-    return [_Part(f"{_heading(own)}{_gain(own)}", own) for own in together]
+    parts = groupby(found, lambda step: (step.group, step.group == "Hardware" or step.rung is not None))
+    return [list(own) for _, own in parts]
 
 
 def _gain(own: Sequence[Step]) -> str:
@@ -124,13 +105,12 @@ def _where(step: Step) -> str:
     return hardware_title(step.rung)
 
 
-def _names(part: _Part) -> list[str]:
+def _names(own: Sequence[Step]) -> list[str]:
     """What each bar is: a machine under Hardware, elsewhere what was added."""
-    if part.steps[0].group == "Hardware":
-        names = [step.rung.environment.machine if step.rung else "" for step in part.steps]
-        pairs = list(zip(map(_where, part.steps), names, strict=True))
-        return told_apart(pairs)
-    return [_added(step) for step in part.steps]
+    if own[0].group == "Hardware":
+        names = [step.rung.environment.machine if step.rung else "" for step in own]
+        return told_apart(list(zip(map(_where, own), names, strict=True)))
+    return [_added(step) for step in own]
 
 
 def _added(step: Step) -> str:
@@ -149,7 +129,7 @@ def _measured(ours: Sequence[Step]) -> str:
     rungs = [step.rung for step in ours if step.rung]
     model, length = rungs[0].task
     torches = ", ".join(dict.fromkeys(rung.environment.torch for rung in rungs))
-    rounds = rounds_of([rung.board for rung in rungs], intervals=False)
+    rounds = rounds_of([rung.board for rung in rungs])
     ladders = style.shortened(", ".join(dict.fromkeys(rung.board.ladder for rung in rungs)), 60)
     return f"measured here: {model}, T = {length}, torch {torches}, {rounds}; ladders {ladders}"
 

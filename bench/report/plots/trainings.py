@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.plots.style import COLOURS, THEMES, legend_label, save, theme
+from bench.report.plots.style import COLOURS, NEITHER, draw_on_both_papers, legend_label
 from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
 
 
-def loss_by_step(runs: Sequence[LongRun]) -> Figure | None:
-    """Training losses smoothed over some steps, validation losses as points."""
-    return _losses(runs, by_time=False)
-
-
-def loss_by_time(runs: Sequence[LongRun]) -> Figure | None:
-    """The same, by the time of all legs, evaluations included."""
-    return _losses(runs, by_time=True)
+def losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
+    """Training losses smoothed, validation losses as points; by time it is that of all legs."""
+    if not any(run.of("step") for run in runs):
+        return None
+    note = "" if same_validation(runs) else "; validation is on unlike corpora"
+    title = f"Loss: lines the mean of {SMOOTHED} training steps, points validation{note}"
+    longest = max(run.seconds for run in runs)
+    unit, name = (3600, "hours") if longest > 5400 else (60, "minutes")
+    figure, axes = _axes(title, name if by_time else "steps", "nats per token")
+    for run, (colour, line) in zip(runs, _styles(runs), strict=True):
+        for kind in ("step", "val"):
+            events = run.of(kind)
+            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in events]
+            values = pd.Series([event.values["loss"] for event in events], dtype=float)
+            if kind == "step":
+                smooth = values.rolling(SMOOTHED, min_periods=1).mean()
+                axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
+            else:
+                axes.plot(x, values, "o", ms=4, color=colour)
+    axes.legend()
+    return figure
 
 
 def speed(runs: Sequence[LongRun]) -> Figure | None:
@@ -31,17 +44,11 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
         return None
     figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
-        steps = run.of("step")
-        axes.plot(
-            [event.step for event in steps],
-            [event.values["tps"] for event in steps],
-            ".",
-            ms=3,
-            alpha=0.5,
-            color=colour,
-        )
-        smooth = pd.Series([event.values["tps"] for event in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([event.step for event in steps], smooth, line, color=colour, label=legend_label(run.name))
+        x = [event.step for event in run.of("step")]
+        tps = pd.Series([event.values["tps"] for event in run.of("step")], dtype=float)
+        smooth = tps.rolling(SMOOTHED, min_periods=1).median()
+        axes.plot(x, tps, ".", ms=3, alpha=0.5, color=colour)
+        axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
     speeds = [run.tps for run in runs if run.tps]
     if max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
@@ -65,7 +72,7 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
         )
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
-            axes.axhline(share, ls="--", lw=1, color="#8A8F98")
+            axes.axhline(share, ls="--", lw=1, color=NEITHER)
         shares = f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
         axes.annotate(
             f"{model}, OpenAI's weights: {shares} (published)",
@@ -80,45 +87,15 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
 
 def draw(runs: Sequence[LongRun], out: Path) -> list[Path]:
     """Draw all pictures into out/plots, on light and dark paper; returns the files. Raises OSError."""
-    folder = out / "plots"
-    folder.mkdir(parents=True, exist_ok=True)
-    files: list[Path] = []
-    for name in THEMES:
-        suffix = "" if name == "light" else f"-{name}"
-        with theme(name):
-            pictures = {
-                "loss-by-step": loss_by_step(runs),
-                "loss-by-time": loss_by_time(runs),
-                "speed": speed(runs),
-                "hellaswag-completion": hellaswag(runs, "completion"),
-                "hellaswag-harness": hellaswag(runs, "harness"),
-            }
-            for what, figure in pictures.items():
-                if figure:
-                    files += save(figure, folder / f"trainings-{what}{suffix}")
-    return files
 
+    def pictures() -> Iterator[tuple[str, Figure | None]]:
+        yield "trainings-loss-by-step", losses(runs, by_time=False)
+        yield "trainings-loss-by-time", losses(runs, by_time=True)
+        yield "trainings-speed", speed(runs)
+        yield "trainings-hellaswag-completion", hellaswag(runs, "completion")
+        yield "trainings-hellaswag-harness", hellaswag(runs, "harness")
 
-def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
-    if not any(run.of("step") for run in runs):
-        return None
-    note = "" if same_validation(runs) else "; validation is on unlike corpora"
-    title = f"Loss: lines the mean of {SMOOTHED} training steps, points validation{note}"
-    longest = max(run.seconds for run in runs)
-    unit, name = (3600, "hours") if longest > 5400 else (60, "minutes")
-    figure, axes = _axes(title, name if by_time else "steps", "nats per token")
-    for run, (colour, line) in zip(runs, _styles(runs), strict=True):
-        for kind in ("step", "val"):
-            events = run.of(kind)
-            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in events]
-            losses = pd.Series([event.values["loss"] for event in events], dtype=float)
-            if kind == "step":
-                smooth = losses.rolling(SMOOTHED, min_periods=1).mean()
-                axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
-            else:
-                axes.plot(x, losses, "o", ms=4, color=colour)
-    axes.legend()
-    return figure
+    return draw_on_both_papers(out, pictures)
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
