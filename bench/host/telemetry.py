@@ -11,7 +11,7 @@ import fnmatch
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -58,18 +58,15 @@ THROTTLE_REASONS = {
 }
 
 
-def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
-    """Return the state of the machine; `own_pids` do not count as other processes on a GPU.
-
-    Takes milliseconds, except that the first call may have to wake the NVIDIA driver.
-    """
+def state(root: Path = SYSTEM) -> State:
+    """Return the state of the machine; takes milliseconds, but the first call may wake the NVIDIA driver."""
     mhz = cpu_mhz(root)
     return State(
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         cpu_mhz=round(mhz) if mhz else None,
         swap_used_bytes=psutil.swap_memory().used,
         memory_available_bytes=memory_available(root),
-        gpus=gpus(own_pids),
+        gpus=gpus(),
     )
 
 
@@ -256,7 +253,7 @@ def memory_available(root: Path = SYSTEM) -> int:
 # --- NVIDIA GPUs
 
 
-def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
+def gpus() -> list[GpuState]:
     """Return the state of each NVIDIA GPU that CUDA would show to a child, in its order.
 
     Uses NVML, which opens no CUDA context and takes no memory on the GPU.
@@ -283,8 +280,7 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
                 power_limit_default_watts=_watts(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle),
                 throttle_reasons=[name for bit, name in THROTTLE_REASONS.items() if bits and bits & bit],
                 ecc=None if ecc is None else bool(ecc[0]),
-                # In a container these are the host's numbers, so that all processes count as others.
-                other_processes=None if processes is None else sum(p.pid not in own_pids for p in processes),
+                other_processes=None if processes is None else len(processes),
             )
         )
     return states

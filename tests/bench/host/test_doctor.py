@@ -212,7 +212,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> None:
-    assert machine.gpus(own_pids={7}) == [
+    assert machine.gpus() == [
         GpuState(
             index=0,
             temperature_celsius=61,
@@ -224,7 +224,7 @@ def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> Non
             power_limit_default_watts=700,
             throttle_reasons=["power cap", "thermal (hardware)"],
             ecc=True,
-            other_processes=1,
+            other_processes=2,
         ),
         GpuState(index=1),
     ]
