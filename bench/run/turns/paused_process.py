@@ -17,8 +17,7 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.peers import CANNOT_RUN, PEERS, Line
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
-from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
-from bench.run.peers.child_env import peer_variables, processors
+from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.training.reexec import own_variables, python
