@@ -141,7 +141,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
     from bench.analysis.schedule import full_set
     from bench.ladder.ladder import LadderError, load
     from bench.run.suited import supported
-    from bench.run.sweep.candidate import as_ladder
+    from bench.run.sweep import as_ladder
 
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
     workload = [axis for axis in axes if axis.of_workload]
@@ -163,7 +163,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
     from bench.cli.progress import Progress
     from bench.run.resume import runs_of
     from bench.run.runner import check_data, run
-    from bench.run.sweep.search import Search
+    from bench.run.sweep import Search
 
     unreadable: list[tuple[Path, RecordError]] = []
     begun = [options.resume and bool(runs_of(options.out, task.candidates, unreadable)) for task in tasks]
