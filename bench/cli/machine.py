@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench.cli.options import ResultsFolder
 from bench.cli.terminal import print_brief
 from gpt2.terminal import finite
 
@@ -83,7 +84,7 @@ def roofline(
     results: Annotated[
         Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")
     ] = Path("results"),
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    out: ResultsFolder = Path("results"),
     seconds: Annotated[
         float,
         typer.Option(min=0.001, callback=finite, help="Timing of each matmul, after as much heating up."),

@@ -12,7 +12,7 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli import ladders as shipped_ladders
-from bench.cli import machine, quick, report, sweep, trainings, turns
+from bench.cli import machine, quick, report, sweep, turns
 from bench.cli.options import (
     Ablate,
     Corpus,
@@ -199,6 +199,6 @@ command(sweep.sweep)
 command(turns.turns)
 command(report.report)
 command(report.compare)
-command(trainings.trainings)
+command(report.trainings)
 command(machine.doctor)
 command(machine.roofline)

@@ -66,6 +66,8 @@ Price = Annotated[
 
 Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for results.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")]
+Plots = Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")]
 PeakTflops = Annotated[
     float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device, for MFU.")
 ]

@@ -1,4 +1,4 @@
-"""Commands that read results: `bench report` and `bench compare`."""
+"""Commands that read results: `bench report`, `bench compare` and `bench trainings`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli import completion as complete
-from bench.cli.options import Price
-from bench.cli.terminal import cannot_write, console, print_brief, say
+from bench.cli.options import Markdown, Plots, Price
+from bench.cli.terminal import cannot_write, console, print_brief, print_table, say
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -25,15 +25,11 @@ def report(
             help="Results files, or folders: the newest full run of each machine, ladder and model there."
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
-    ] = False,
+    markdown: Markdown = False,
     csv: Annotated[bool, typer.Option("--csv", help="All values unrounded, a line for each rung.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
-    plots: Annotated[
-        bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")
-    ] = False,
+    plots: Plots = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for scoreboard.md, a page for each run, and what else is asked for."),
@@ -162,9 +158,7 @@ def compare(
             "--fail-if", metavar="'tps<-5%'", help="Exit 3 if the whole interval of B's change is beyond."
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
-    ] = False,
+    markdown: Markdown = False,
     full: Annotated[bool, typer.Option("--full", help="All columns and notes.")] = False,
 ) -> None:
     """Show runs side by side: the speed-up of the others over A, and what differs between them.
@@ -206,3 +200,51 @@ def compare(
         for reason in reasons:
             say(reason)
         raise typer.Exit(code)
+
+
+def trainings(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/mini-shakespeare.")],
+    markdown: Markdown = False,
+    plots: Plots = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write trainings.md, and plots if asked, into this folder.")
+    ] = None,
+) -> None:
+    """Show what long RUNS of gpt2 train learnt, in what time, and HellaSwag beside what is published.
+
+    Example: bench trainings runs/* --plots --out reports/
+    """
+    from bench.records.record import RecordError
+    from bench.report.trainings import load, tables, told_apart
+
+    if plots and not out:
+        raise BenchError("--plots needs a folder to draw into; give --out reports/")
+    loaded = []
+    for folder in runs:
+        try:
+            loaded += load([folder])
+        except RecordError as error:
+            if len(runs) == 1:
+                raise
+            typer.echo(f"bench: {error}; left out", err=True)
+    if not loaded:
+        raise BenchError("none of these folders holds a run of gpt2 train")
+    loaded = told_apart(loaded)
+    shown = tables(loaded)
+    text = "\n".join(table.to_markdown("##") for table in shown)
+    if out:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "trainings.md").write_text(f"# Long runs\n\n{text}", encoding="utf-8")
+            if plots:
+                from bench.report.plots.trainings import draw
+
+                for file in draw(loaded, out):
+                    typer.echo(f"drew {file}", err=True)
+        except OSError as error:
+            raise cannot_write(error) from None
+    elif markdown:
+        typer.echo(text, nl=False)
+    else:
+        for table in shown:
+            print_table(table)
