@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.errors import BenchError
 from bench.format import listed
 from bench.ladder.ladder import Ladder, LadderError, load
-from bench.process.supervisor import how_it_ended, tail
+from bench.run.probe import asked
 from gpt2.config.toggles import HOST, XLA, UnsupportedToggle
-from gpt2.training.reexec import own_variables, python
 
 
 def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladder, list[str]]:
@@ -28,20 +24,9 @@ def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladd
     format in which this CPU multiplies no faster than in float32. Raises BenchError where the question cannot
     be put.
     """
-    command = [*python("bench.run.suited"), *map(str, ladders)]
-    command += [part for override in overrides for part in ("--set", override)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **own_variables()},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
-        raise BenchError(f"this machine could not be asked what it supports: {last}")
-    path, without = json.loads(done.stdout.splitlines()[-1])
+    failed = "this machine could not be asked what it supports"
+    printed = asked("bench.run.suited", list(map(str, ladders)), overrides, failed=failed)
+    path, without = json.loads(printed.splitlines()[-1])
     ladder = load(Path(path), overrides)
     left_out = [rung.name for rung in ladder.first_tries if rung.name in without]
     return ladder.carrying(without=without), left_out
