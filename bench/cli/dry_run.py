@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
@@ -55,40 +54,31 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     rungs = [rung for rung in rungs if not rung.again]
     unsupported: list[str] = []
     for rung in rungs:
+        refused, memory = None, None
         if tries and not rung.external:  # what cannot run is not carried
             try:
                 rung = ladder.carrying(without=unsupported, upto=rung.name).rung(rung.name)
             except LadderError as error:
                 refused = Unsupported(f"unsupported: {error.__cause__ or error}")
-                unsupported.append(rung.name)
-                rows.append(
-                    Planned(
-                        rung=rung.name,
-                        changed=", ".join(rung.changed) or "nothing",
-                        tokens_per_step=rung.toggles.tokens_per_step(workload.seq_len),
-                        memory_bytes=None,
-                        answer=refused,
-                    )
-                )
-                continue
-        if rung.external:
+        changed = rung.changed
+        if refused:
+            here = refused
+        elif rung.external:
             here = None if other_chip else _peer_here(ladder, rung, rung.external, missing)
-            tokens, memory, changed = rung.external.tokens_per_step, None, rung.changed
         else:
-            estimated = estimate(workload, rung.toggles)
-            memory, tokens = estimated.total, rung.toggles.tokens_per_step(workload.seq_len)
-            changed = describe(rung.toggles, before, workload)
-            check = partial(_on_chip, workload, chip=other_chip) if other_chip else partial(_here, ladder)
-            here = check(rung, estimated)
-            if tries and rows and isinstance(here, No) and not isinstance(rows[0].answer, No):
-                unsupported.append(rung.name)
-            else:
-                before = rung.toggles
+            needed = estimate(workload, rung.toggles)
+            memory, changed = needed.total, describe(rung.toggles, before, workload)
+            here = _on_chip(workload, rung, needed, other_chip) if other_chip else _here(ladder, rung, needed)
+        first_can = bool(rows) and not isinstance(rows[0].answer, No)
+        if refused or (tries and first_can and isinstance(here, No)):
+            unsupported.append(rung.name)
+        elif not rung.external:
+            before = rung.toggles
         rows.append(
             Planned(
                 rung=rung.name,
                 changed=", ".join(changed) or "nothing",
-                tokens_per_step=tokens,
+                tokens_per_step=rung.tokens_per_step(workload.seq_len),
                 memory_bytes=memory,
                 answer=here,
             )

@@ -127,6 +127,10 @@ class Rung:
     without: tuple[str, ...] = ()
     """Names of the rungs above it whose changes it does not keep, because they were not carried."""
 
+    def tokens_per_step(self, seq_len: int) -> int:
+        """Return the tokens per optimiser step; of an external rung as the ladder declares them."""
+        return self.external.tokens_per_step if self.external else self.toggles.tokens_per_step(seq_len)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder:

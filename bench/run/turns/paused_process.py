@@ -111,13 +111,6 @@ def _running(process: psutil.Process) -> bool:
         return False
 
 
-def tokens_per_step(ladder: Ladder, rung: Rung) -> int:
-    """Tokens per optimiser step of a rung; of an external one as its ladder declares them."""
-    if rung.external:
-        return rung.external.tokens_per_step
-    return rung.toggles.tokens_per_step(ladder.workload.seq_len)
-
-
 @contextlib.contextmanager
 def started(
     ladder: Ladder, rung: Rung, name: str, scratch: Path, data: Path | None, overrides: Sequence[str]
@@ -154,7 +147,7 @@ def started(
             CACHE: cache,
         }
         program = stack.enter_context(Program(words, folder, environ, cpus))
-        log = TrainerLog(program, peer, tokens_per_step(ladder, rung), version)
+        log = TrainerLog(program, peer, rung.tokens_per_step(ladder.workload.seq_len), version)
         paused = PausedProcess(program, log, ladder.protocol.timeout_seconds)
         with contextlib.suppress(
             OSError

@@ -13,7 +13,6 @@ from bench.ladder.ladder import Ladder
 from bench.records.machine import Environment
 from bench.run.command import anonymous
 from bench.run.turns.interleave import CONTROL, Group, TurnOptions
-from bench.run.turns.paused_process import tokens_per_step
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, geometric_mean, noise_floor, verdict
 from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
@@ -50,7 +49,7 @@ class Result:
 
 def results(ladder: Ladder, group: Group) -> list[Result]:
     """Return the result of each pair that took turns, the control last."""
-    tokens = {rung.name: tokens_per_step(ladder, rung) for rung in group.rungs}
+    tokens = {rung.name: rung.tokens_per_step(ladder.workload.seq_len) for rung in group.rungs}
     tokens |= {name + CONTROL: count for name, count in tokens.items()}
     measured = []
     for pair in group.pairs:
