@@ -88,13 +88,9 @@ def run(
     rungs = ladder.chosen(options.rungs)
     for each in found:
         watcher.note(each)
-    source = source or partial(
-        Climb if ladder.protocol.carry == "if_faster" else Rounds,
-        ladder,
-        rungs,
-        options.ablate,
-        TimeLimit(60 * options.minutes, options.patience) if options.minutes else None,
-    )
+    limit = TimeLimit(60 * options.minutes, options.patience) if options.minutes else None
+    kind = Climb if ladder.protocol.carry == "if_faster" else Rounds
+    source = source or partial(kind, ladder, rungs, options.ablate, limit)
     schedule = source()
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
@@ -119,10 +115,7 @@ def run(
     records: list[Record] = []
     interrupted, error = False, None
     lost: Record | None = None
-    told, ends = (
-        False,
-        time.monotonic() + 60 * options.minutes * options.patience if options.minutes else None,
-    )
+    told = False
     with (
         stoppable() as stop,
         reserved(path),
@@ -157,8 +150,8 @@ def run(
                     break
                 rounds = max(schedule.planned_rounds, task.repetition)
                 left = schedule.seconds_left(task.repetition, rounds)
-                if ends is not None and left is not None:
-                    left = min(left, max(0.0, ends - time.monotonic()))
+                if limit and left is not None:
+                    left = min(left, max(0.0, limit.seconds_left(0)))
                 watcher.started(task, rounds, left)
                 start = time.monotonic()
                 record = executor.run(task)
