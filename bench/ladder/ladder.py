@@ -428,19 +428,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Parse overrides into values by section and key."""
+    """Parse overrides into values by section and key. Raises LadderError."""
     extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
     for override in overrides:
-        section, key, value = _parse_override(override)
-        extra[section][key] = value
+        path, equals, value = override.partition("=")
+        section, dot, key = path.partition(".")
+        if not (equals and dot and key and section in extra):
+            raise LadderError(
+                f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
+            )
+        extra[section][key] = yaml_value(value, f"--set {override}")
     return extra
-
-
-def _parse_override(override: str) -> tuple[str, str, Any]:
-    path, equals, value = override.partition("=")
-    section, dot, key = path.partition(".")
-    if not (equals and dot and key and section in ("workload", "protocol", "toggles")):
-        raise LadderError(
-            f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
-        )
-    return section, key, yaml_value(value, f"--set {override}")
