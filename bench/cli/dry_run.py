@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
-from bench.host.feasibility import TIGHT, check_time
+from bench.host.feasibility import TIGHT, check_time, devices_here
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.peers import PeerRung
 from bench.report.brief import Brief
@@ -45,9 +45,8 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     ablate: count the processes of --ablate, too.
     """
     workload = ladder.workload
-    missing = _missing(rungs)
-    nothing_here = all(rung.toggles.device in missing for rung in rungs)
-    other_chip = chip or (ladder.chip if nothing_here else None)
+    devices, missing = devices_here(rung.toggles.device for rung in rungs)
+    other_chip = chip or (None if devices else ladder.chip)
     rows: list[Planned] = []
     before = None
     tries = ladder.protocol.carry == "if_faster"
@@ -99,7 +98,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     notes = [
         *_why_not(rows),
         *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),
-        *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
+        *([] if chip or not devices else _another_chip(ladder, rungs, devices)),
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
         "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
@@ -127,26 +126,9 @@ def _why_not(rows: Sequence[Planned]) -> list[str]:
     return [f"{count} of {len(rows)} rungs {reason}." for reason, count in reasons.most_common()]
 
 
-def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
-    """Return the kinds of device of the rungs that this machine lacks, with the reason."""
-    reasons = {}
-    for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
-        try:
-            _find(toggles)
-        except (UnsupportedToggle, DeviceError) as error:
-            reasons[toggles.device] = str(error)
-    return reasons
-
-
-def _find(toggles: Toggles) -> Device:
-    """Do as gpt2.device.find, without its warnings for processes that train."""
-    with warnings.catch_warnings(action="ignore"):
-        return find(toggles)
-
-
-def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
-    here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
-    other = ladder.written_for_another(_find(here[-1]).chip())
+def _another_chip(ladder: Ladder, rungs: Sequence[Rung], devices: Mapping[str, Device]) -> list[str]:
+    here = [devices[rung.toggles.device] for rung in rungs if rung.toggles.device in devices]
+    other = ladder.written_for_another(here[-1].chip())
     return [f"{other}."] if other else []
 
 
@@ -195,7 +177,8 @@ class TooLarge(No):
 
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     try:
-        device = _find(rung.toggles)
+        with warnings.catch_warnings(action="ignore"):  # they are for processes that train
+            device = find(rung.toggles)
         check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
         return Unsupported(f"unsupported: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from bench.cli.terminal import print_table
@@ -24,6 +23,7 @@ def ladders() -> None:
 
     Example: bench ladders
     """
+    from bench.host.feasibility import devices_here
     from bench.ladder.ladder import load
     from bench.ladder.shipped import shipped, shows
     from bench.report.table import Column, Table
@@ -31,7 +31,7 @@ def ladders() -> None:
     loaded = [load(path) for path in shipped()]
     if not loaded:
         raise BenchError("no ladders came with this installation; give a file: bench run FILE")
-    devices = _devices({rung.toggles.device for ladder in loaded for rung in ladder.own})
+    devices, _ = devices_here(rung.toggles.device for ladder in loaded for rung in ladder.own)
     answers = {ladder.path: _here(ladder, devices) for ladder in loaded}
     rows = sorted(loaded, key=lambda ladder: answers[ladder.path] != "yes")
     columns: list[Column[Ladder]] = [
@@ -60,21 +60,6 @@ def _needs(ladder: Ladder) -> str:
         kinds = [ladder.chip.name]
     most = _most(ladder)
     return f"{most} x {kinds[0]}" if most > 1 and kinds != ["CPU"] else ", ".join(kinds)
-
-
-def _devices(kinds: set[str]) -> dict[str, Device]:
-    """The kinds of device that this machine has, each opened once."""
-    from gpt2.config.toggles import Toggles, UnsupportedToggle
-    from gpt2.device import DEVICES, DeviceError
-
-    found = {}
-    for kind in sorted(kinds):
-        with warnings.catch_warnings(action="ignore"):
-            try:
-                found[kind] = DEVICES[kind](Toggles(), 0)
-            except (UnsupportedToggle, DeviceError):
-                continue
-    return found
 
 
 def _here(ladder: Ladder, devices: dict[str, Device]) -> str:

@@ -58,14 +58,11 @@ def main() -> None:
 
 
 def _has_device(name: str) -> bool:
-    from gpt2.config.toggles import Toggles
-    from gpt2.device import DEVICES, DeviceError
+    from bench.host.feasibility import devices_here
 
-    try:
-        device = DEVICES[name](Toggles(), 0)
-    except (UnsupportedToggle, DeviceError):
-        return False
-    return name != XLA or "CPU" not in device.chip()  # torch_xla's CPU backend is for tests
+    device = devices_here([name])[0].get(name)
+    # torch_xla's CPU backend is for tests.
+    return device is not None and (name != XLA or "CPU" not in device.chip())
 
 
 def _not_suited(ladder: Ladder) -> list[str]:
