@@ -87,7 +87,7 @@ class Run:
     def agent(self, store: Memory, stop: Stop) -> Agent:
         asked = ProbeResult(environment=MACHINE, memory_bytes={})
         processes = Executor(self.ladder, Options(), self.scratch, "", asked, Silent())
-        return Agent(self.ladder, at(1), store, processes, Silent(), stop)
+        return Agent(at(1), store, processes, stop)
 
     def exit_of_node_1(self, meanwhile: Callable[[Memory, Stop], object]) -> tuple[int, str]:
         """How it ends, which runs in a thread of its own."""
