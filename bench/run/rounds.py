@@ -101,6 +101,8 @@ class Climb:
     says on which device.
     """
 
+    cut: Cut | None = None
+
     def __init__(
         self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, limit: TimeLimit | None = None
     ) -> None:
@@ -113,11 +115,6 @@ class Climb:
         """Records of the rounds of a run that is resumed."""
         self._seconds: list[float] = []
         self._rounds: Rounds | None = None
-
-    @property
-    def cut(self) -> Cut | None:
-        """Where it ran out of time; None if it did not."""
-        return self._rounds.cut if self._rounds else None
 
     @property
     def planned_rounds(self) -> int:
