@@ -90,16 +90,17 @@ def _for_this_machine(
     from bench.run.suited import suited
     from gpt2.config.toggles import HOST
 
+    not_known_yet = {BEST: ["toggles.device=cpu"]}
+    ladder = load(Path("quick"), overrides, not_known_yet)
     if not any(each.startswith("workload.data=") for each in overrides):
-        plain = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
         try:
-            check_data(plain, plain.rungs[:1], data)
+            check_data(ladder, ladder.rungs[:1], data)
         except BenchError as error:
             if data:
                 raise
             overrides.append("workload.data=synthetic")
+            ladder = load(Path("quick"), overrides, not_known_yet)
             progress.note(f"a generated corpus is trained on: {error}")
-    ladder = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
     whole, _ = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
     plain, common, _ = ladder.rungs
