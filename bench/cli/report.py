@@ -226,7 +226,7 @@ def trainings(
         except RecordError as error:
             if len(runs) == 1:
                 raise
-            typer.echo(f"bench: {error}; left out", err=True)
+            say(f"{error}; left out")
     if not loaded:
         raise BenchError("none of these folders holds a run of gpt2 train")
     loaded = told_apart(loaded)

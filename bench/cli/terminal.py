@@ -101,12 +101,12 @@ def report_end(run: Run) -> None:
     planned = f"about {begun + run.cut.left}" if run.cut else begun
     typer.echo(f"{ok} of {planned} processes measured{ended_early}; records in {run.path}", err=True)
     if nothing_supported(run.records):
-        typer.echo("bench: none of these rungs is supported here; the table says why", err=True)
+        say("none of these rungs is supported here; the table says why")
     if run.cut:
-        typer.echo(f"bench: {run.cut.why}; the same command with --resume goes on", err=True)
+        say(f"{run.cut.why}; the same command with --resume goes on")
     if run.error:
-        typer.echo(f"bench: {run.error}", err=True)
+        say(run.error)
         raise typer.Exit(6)
     if run.interrupted:
-        typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
+        say("interrupted; the same command with --resume runs what is missing")
         raise typer.Exit(130)
