@@ -67,20 +67,13 @@ class Protocol:
     """
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "repeats": 1,
-            "min_warmup_steps": 1,
-            "blocks": 3,
-            "loss_steps": 0,
-        }.items():
+        not_negative = dict.fromkeys(("min_warmup_seconds", "loss_steps", "ceiling_seconds"), 0)
+        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 3, **not_negative}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is not above 0")
-        for name in ("ceiling_seconds", "min_warmup_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} is less than 0")
         if self.until is not None and not 0.001 <= self.until <= 1:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
 
