@@ -103,19 +103,7 @@ def write(
     data_sha256: str,
 ) -> None:
     """Replace the file of results as a whole. Raises BenchError, and leaves the file as it was."""
-    text = dumps(_content(options, groups, environment, time, data_sha256), indent=1)
-    try:
-        with atomic_write(path) as file:
-            file.write(f"{text}\n".encode())
-    except OSError as error:
-        holds = "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
-        raise BenchError(f"cannot write {path} ({error.strerror}); {holds}") from None
-
-
-def _content(
-    options: TurnOptions, groups: Sequence[Group], environment: Environment, time: str, data_sha256: str
-) -> dict[str, Any]:
-    return {
+    content = {
         "command": anonymous(shlex.join(_command(options))),
         "time": time,
         "ladder": options.ladder.name,
@@ -125,6 +113,12 @@ def _content(
         "environment": environment.model_dump(mode="json"),
         "groups": [_group(options.ladder, group) for group in groups],
     }
+    try:
+        with atomic_write(path) as file:
+            file.write(f"{dumps(content, indent=1)}\n".encode())
+    except OSError as error:
+        holds = "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
+        raise BenchError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
 
 def _command(options: TurnOptions) -> list[str]:
