@@ -84,10 +84,9 @@ def _for_this_machine(
     """Return the ladder quick with what suits this machine, and the overrides with which it was loaded."""
     from bench.errors import BenchError
     from bench.ladder.ladder import load
-    from bench.run.best import all_settings, best_of
     from bench.run.probe import probe
     from bench.run.runner import check_data
-    from bench.run.suited import suited
+    from bench.run.suited import all_settings, best_of, suited
     from gpt2.config.toggles import HOST
 
     not_known_yet = {BEST: ["toggles.device=cpu"]}

@@ -59,10 +59,9 @@ def turns(
     """
     from bench.ladder.ladder import load
     from bench.records.record import reserved
-    from bench.run.best import with_best
     from bench.run.probe import probe
     from bench.run.runner import check_data, new_results
-    from bench.run.suited import supported
+    from bench.run.suited import supported, with_best
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
     from gpt2.hardware.host import temp_folder

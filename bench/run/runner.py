@@ -24,7 +24,6 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
-from bench.run.best import with_best
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import Team, described
@@ -34,6 +33,7 @@ from bench.run.peers.checkout import why_missing
 from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
 from bench.run.rounds import Climb, Rounds, TaskSource, TimeLimit
+from bench.run.suited import with_best
 from gpt2.config.toggles import HOST, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
