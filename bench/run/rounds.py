@@ -2,7 +2,6 @@
 
 With `carry: if_faster` each rung is first tried in one short window. What that finds decides which rungs the
 rounds measure, and no speed of theirs comes from it, so that choosing does not flatter what was chosen.
-Imports no torch.
 """
 
 from __future__ import annotations

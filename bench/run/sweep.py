@@ -1,7 +1,4 @@
-"""The candidates of a sweep, and in which order they run: a TaskSource of bench.run.runner. Imports no torch.
-
-A candidate is a rung of a ladder with other values of some toggles.
-"""
+"""The candidates of a sweep, rungs with other values of some toggles, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -80,7 +77,7 @@ def grid(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
 
 @dataclass
 class Search:
-    """Runs all candidates in the first round, those that are left in later ones, each with an A/A control."""
+    """A TaskSource: all candidates in the first round, later those that are left, each with a control."""
 
     ladder: Ladder
     base: Rung

@@ -1,7 +1,4 @@
-"""What an external rung runs: its checkout or our script, found and checked, and what its program is given.
-
-Imports no torch.
-"""
+"""What an external rung runs, found and checked, and what its program is given. Imports no torch."""
 
 from __future__ import annotations
 
