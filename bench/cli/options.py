@@ -102,9 +102,8 @@ def load_with_options(
             raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
         overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
     loaded = load(ladder, overrides)
-    if (
-        ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW
-    ):  # there are three times as many processes
+    # There are three times as many processes.
+    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:
         overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
         loaded = load(ladder, overrides)
     return loaded, overrides

@@ -17,6 +17,7 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.peers import CANNOT_RUN, PEERS, Line
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
+from bench.process.worker_side import give_way
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
@@ -149,11 +150,8 @@ def started(
         program = stack.enter_context(Program(words, folder, environ, cpus))
         log = TrainerLog(program, peer, rung.tokens_per_step(ladder.workload.seq_len), version)
         paused = PausedProcess(program, log, ladder.protocol.timeout_seconds)
-        with contextlib.suppress(
-            OSError
-        ):  # let Linux end this first where memory runs out, as bench run does
-            for process in program.processes():
-                Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
+        for process in program.processes():
+            give_way(process.pid)
         try:
             yield paused
         finally:
