@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from bench.cli import completion as complete
-from bench.cli import ladders as shipped_ladders
 from bench.cli import machine, quick, report, sweep, turns
 from bench.cli.options import (
     Ablate,
@@ -194,7 +193,7 @@ def plan(
 
 
 command(quick.quick)
-command(shipped_ladders.ladders)
+command(machine.ladders)
 command(sweep.sweep)
 command(turns.turns)
 command(report.report)
