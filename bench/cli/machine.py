@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli.options import ResultsFolder
-from bench.cli.terminal import print_brief, print_table
+from bench.cli.terminal import print_brief, print_parts
 from bench.errors import BenchError
 from gpt2.terminal import finite
 
@@ -158,7 +158,7 @@ def ladders() -> None:
     ]
     can = [ladder.path.stem for ladder in rows if answers[ladder.path] == "yes"]
     first = [f"This machine has the devices for: {', '.join(can) or 'none'}. Begin with: bench quick"]
-    print_table(Table(title=f"{len(rows)} ladders", columns=columns, rows=rows, first=first))
+    print_parts(Table(title=f"{len(rows)} ladders", columns=columns, rows=rows, first=first).to_terminal)
 
 
 def _kinds(ladder: Ladder) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Markdown, Plots, Price
-from bench.cli.terminal import cannot_write, console, print_brief, print_table, say
+from bench.cli.terminal import cannot_write, print_brief, print_parts, say
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def report(
     from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
     from bench.format import rewrite
-    from bench.report.assembly import assemble, short_markdown, to_markdown
+    from bench.report.assembly import assemble, short, short_markdown, to_markdown, to_terminal
 
     if sum((markdown, csv, json)) > 1 and not out:
         raise BenchError(
@@ -83,7 +84,9 @@ def report(
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
     assembled = assemble(boards, published, price_per_hour, chain, passed_over)
     if not (markdown or csv or json or out or update):
-        return _print(assembled, full=full, notes=notes)
+        return print_parts(
+            partial(to_terminal, assembled) if full else partial(short, assembled, notes=notes)
+        )
     brief = to_markdown(assembled) if full else short_markdown(assembled)
     tables: dict[str, str] = {}
     if csv or json:
@@ -128,19 +131,8 @@ def show(boards: Sequence[Scoreboard]) -> None:
     """Print the scoreboards of a run that has just ended."""
     from bench.report.screen import screen
 
-    terminal = console()
     for board in boards:
-        for line in screen(board, terminal.width):
-            terminal.print(line)
-
-
-def _print(assembled: Report, *, full: bool = False, notes: bool = False) -> None:
-    from bench.report.assembly import short, to_terminal
-
-    terminal = console()
-    parts = to_terminal(assembled, terminal.width) if full else short(assembled, terminal.width, notes=notes)
-    for part in parts:
-        terminal.print(part)
+        print_parts(partial(screen, board))
 
 
 def compare(
@@ -247,4 +239,4 @@ def trainings(
         typer.echo(text, nl=False)
     else:
         for table in shown:
-            print_table(table)
+            print_parts(table.to_terminal)
