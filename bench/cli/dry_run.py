@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from bench.analysis.schedule import Schedule
 from bench.format import GIB
-from bench.host.feasibility import TIGHT, check_time
+from bench.host.feasibility import TIGHT, check_time, devices_here
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.peers import PeerRung
 from bench.report.brief import Brief
@@ -46,49 +45,39 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     ablate: count the processes of --ablate, too.
     """
     workload = ladder.workload
-    missing = _missing(rungs)
-    nothing_here = all(rung.toggles.device in missing for rung in rungs)
-    other_chip = chip or (ladder.chip if nothing_here else None)
+    devices, missing = devices_here(rung.toggles.device for rung in rungs)
+    other_chip = chip or (None if devices else ladder.chip)
     rows: list[Planned] = []
     before = None
     tries = ladder.protocol.carry == "if_faster"
     rungs = [rung for rung in rungs if not rung.again]
     unsupported: list[str] = []
     for rung in rungs:
+        refused, memory = None, None
         if tries and not rung.external:  # what cannot run is not carried
             try:
                 rung = ladder.carrying(without=unsupported, upto=rung.name).rung(rung.name)
             except LadderError as error:
                 refused = Unsupported(f"unsupported: {error.__cause__ or error}")
-                unsupported.append(rung.name)
-                rows.append(
-                    Planned(
-                        rung=rung.name,
-                        changed=", ".join(rung.changed) or "nothing",
-                        tokens_per_step=rung.toggles.tokens_per_step(workload.seq_len),
-                        memory_bytes=None,
-                        answer=refused,
-                    )
-                )
-                continue
-        if rung.external:
+        changed = rung.changed
+        if refused:
+            here = refused
+        elif rung.external:
             here = None if other_chip else _peer_here(ladder, rung, rung.external, missing)
-            tokens, memory, changed = rung.external.tokens_per_step, None, rung.changed
         else:
-            estimated = estimate(workload, rung.toggles)
-            memory, tokens = estimated.total, rung.toggles.tokens_per_step(workload.seq_len)
-            changed = describe(rung.toggles, before, workload)
-            check = partial(_on_chip, workload, chip=other_chip) if other_chip else partial(_here, ladder)
-            here = check(rung, estimated)
-            if tries and rows and isinstance(here, No) and not isinstance(rows[0].answer, No):
-                unsupported.append(rung.name)
-            else:
-                before = rung.toggles
+            needed = estimate(workload, rung.toggles)
+            memory, changed = needed.total, describe(rung.toggles, before, workload)
+            here = _on_chip(workload, rung, needed, other_chip) if other_chip else _here(ladder, rung, needed)
+        first_can = bool(rows) and not isinstance(rows[0].answer, No)
+        if refused or (tries and first_can and isinstance(here, No)):
+            unsupported.append(rung.name)
+        elif not rung.external:
+            before = rung.toggles
         rows.append(
             Planned(
                 rung=rung.name,
                 changed=", ".join(changed) or "nothing",
-                tokens_per_step=tokens,
+                tokens_per_step=rung.tokens_per_step(workload.seq_len),
                 memory_bytes=memory,
                 answer=here,
             )
@@ -109,7 +98,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     notes = [
         *_why_not(rows),
         *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),
-        *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
+        *([] if chip or not devices else _another_chip(ladder, rungs, devices)),
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
         "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
@@ -137,26 +126,9 @@ def _why_not(rows: Sequence[Planned]) -> list[str]:
     return [f"{count} of {len(rows)} rungs {reason}." for reason, count in reasons.most_common()]
 
 
-def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
-    """Return the kinds of device of the rungs that this machine lacks, with the reason."""
-    reasons = {}
-    for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
-        try:
-            _find(toggles)
-        except (UnsupportedToggle, DeviceError) as error:
-            reasons[toggles.device] = str(error)
-    return reasons
-
-
-def _find(toggles: Toggles) -> Device:
-    """Do as gpt2.device.find, without its warnings for processes that train."""
-    with warnings.catch_warnings(action="ignore"):
-        return find(toggles)
-
-
-def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
-    here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
-    other = ladder.written_for_another(_find(here[-1]).chip())
+def _another_chip(ladder: Ladder, rungs: Sequence[Rung], devices: Mapping[str, Device]) -> list[str]:
+    here = [devices[rung.toggles.device] for rung in rungs if rung.toggles.device in devices]
+    other = ladder.written_for_another(here[-1].chip())
     return [f"{other}."] if other else []
 
 
@@ -205,7 +177,8 @@ class TooLarge(No):
 
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     try:
-        device = _find(rung.toggles)
+        with warnings.catch_warnings(action="ignore"):  # they are for processes that train
+            device = find(rung.toggles)
         check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
         return Unsupported(f"unsupported: {error}")

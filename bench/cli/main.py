@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from bench.cli import completion as complete
-from bench.cli import ladders as shipped_ladders
-from bench.cli import machine, quick, report, sweep, trainings, turns
+from bench.cli import machine, quick, report, sweep, turns
 from bench.cli.options import (
     Ablate,
     Corpus,
@@ -31,7 +30,7 @@ from bench.cli.options import (
     load_with_options,
     names,
 )
-from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end
+from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end, say
 from bench.errors import BenchError
 from gpt2.terminal import Version, denied, in_a_folder, paragraphs, use_streams
 
@@ -144,7 +143,7 @@ def run(
     with Progress() as progress:
         if options.place and options.place.node:
             node_exit = take_part(loaded, options, options.place, progress)
-            typer.echo(f"bench: {node_exit}", err=True)
+            say(str(node_exit))
             raise typer.Exit(node_exit.exit_code)
         measured = run(loaded, options, progress)
     with after_measuring([measured.path]):
@@ -154,7 +153,7 @@ def run(
     code = exit_code(measured.records)
     if code == 4:
         for claim in claims_refuted(scoreboard(measured.records)):
-            typer.echo(f"bench: {claim}", err=True)
+            say(claim)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 
@@ -195,11 +194,11 @@ def plan(
 
 
 command(quick.quick)
-command(shipped_ladders.ladders)
+command(machine.ladders)
 command(sweep.sweep)
 command(turns.turns)
 command(report.report)
 command(report.compare)
-command(trainings.trainings)
+command(report.trainings)
 command(machine.doctor)
 command(machine.roofline)

@@ -66,6 +66,8 @@ Price = Annotated[
 
 Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for results.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")]
+Plots = Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")]
 PeakTflops = Annotated[
     float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device, for MFU.")
 ]
@@ -100,9 +102,8 @@ def load_with_options(
             raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
         overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
     loaded = load(ladder, overrides)
-    if (
-        ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW
-    ):  # there are three times as many processes
+    # There are three times as many processes.
+    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:
         overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
         loaded = load(ladder, overrides)
     return loaded, overrides

@@ -54,9 +54,8 @@ class Progress(LiveLine):
 
     def finished(self, record: Record) -> None:
         if record.kind in (*RUNGS, "scout"):
-            before = [
-                r for r in self._rungs.get(record.rung, []) if r.kind == record.kind
-            ]  # rounds, or tries
+            # Its rounds, or its tries before them.
+            before = [r for r in self._rungs.get(record.rung, []) if r.kind == record.kind]
             self._rungs[record.rung] = [*before, record]
         if not self.is_drawn or record.status != "ok":
             left = self._seconds_left()
@@ -77,9 +76,9 @@ class Progress(LiveLine):
     def _block(self) -> Group:
         """The rungs measured so far, and what runs now."""
         room = max(3, self.console.height - 4)
-        rows = [(name, *_so_far(records)) for name, records in self._rungs.items()]
         lines, before = [], None
-        for name, speed, words in rows:
+        for name, records in self._rungs.items():
+            speed, words = _so_far(records)
             gain = f"  {times(speed / before)}" if speed and before else ""
             told = f"{number(speed):>10} tokens/s{gain}" if speed else f"  {words}"
             lines.append(

@@ -84,22 +84,22 @@ def _for_this_machine(
     """Return the ladder quick with what suits this machine, and the overrides with which it was loaded."""
     from bench.errors import BenchError
     from bench.ladder.ladder import load
-    from bench.run.best import all_settings, best_of
     from bench.run.probe import probe
     from bench.run.runner import check_data
-    from bench.run.suited import suited
+    from bench.run.suited import all_settings, best_of, suited
     from gpt2.config.toggles import HOST
 
+    not_known_yet = {BEST: ["toggles.device=cpu"]}
+    ladder = load(Path("quick"), overrides, not_known_yet)
     if not any(each.startswith("workload.data=") for each in overrides):
-        plain = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
         try:
-            check_data(plain, plain.rungs[:1], data)
+            check_data(ladder, ladder.rungs[:1], data)
         except BenchError as error:
             if data:
                 raise
             overrides.append("workload.data=synthetic")
+            ladder = load(Path("quick"), overrides, not_known_yet)
             progress.note(f"a generated corpus is trained on: {error}")
-    ladder = load(Path("quick"), overrides, {BEST: ["toggles.device=cpu"]})
     whole, _ = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
     plain, common, _ = ladder.rungs

@@ -1,16 +1,17 @@
-"""Commands that read results: `bench report` and `bench compare`."""
+"""Commands that read results: `bench report`, `bench compare` and `bench trainings`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bench.cli import completion as complete
-from bench.cli.options import Price
-from bench.cli.terminal import cannot_write, console, print_brief, say
+from bench.cli.options import Markdown, Plots, Price
+from bench.cli.terminal import cannot_write, print_brief, print_parts, say
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -25,15 +26,11 @@ def report(
             help="Results files, or folders: the newest full run of each machine, ladder and model there."
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
-    ] = False,
+    markdown: Markdown = False,
     csv: Annotated[bool, typer.Option("--csv", help="All values unrounded, a line for each rung.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
-    plots: Annotated[
-        bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")
-    ] = False,
+    plots: Plots = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for scoreboard.md, a page for each run, and what else is asked for."),
@@ -67,7 +64,7 @@ def report(
     """
     from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
-    from bench.report.assembly import assemble, short_markdown, to_markdown
+    from bench.report.assembly import assemble, short, short_markdown, to_markdown, to_terminal
     from bench.report.folder import rewrite
 
     if sum((markdown, csv, json)) > 1 and not out:
@@ -87,7 +84,9 @@ def report(
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
     assembled = assemble(boards, published, price_per_hour, chain, passed_over)
     if not (markdown or csv or json or out or update):
-        return _print(assembled, full=full, notes=notes)
+        return print_parts(
+            partial(to_terminal, assembled) if full else partial(short, assembled, notes=notes)
+        )
     brief = to_markdown(assembled) if full else short_markdown(assembled)
     tables: dict[str, str] = {}
     if csv or json:
@@ -132,19 +131,8 @@ def show(boards: Sequence[Scoreboard]) -> None:
     """Print the scoreboards of a run that has just ended."""
     from bench.report.screen import screen
 
-    terminal = console()
     for board in boards:
-        for line in screen(board, terminal.width):
-            terminal.print(line)
-
-
-def _print(assembled: Report, *, full: bool = False, notes: bool = False) -> None:
-    from bench.report.assembly import short, to_terminal
-
-    terminal = console()
-    parts = to_terminal(assembled, terminal.width) if full else short(assembled, terminal.width, notes=notes)
-    for part in parts:
-        terminal.print(part)
+        print_parts(partial(screen, board))
 
 
 def compare(
@@ -162,9 +150,7 @@ def compare(
             "--fail-if", metavar="'tps<-5%'", help="Exit 3 if the whole interval of B's change is beyond."
         ),
     ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
-    ] = False,
+    markdown: Markdown = False,
     full: Annotated[bool, typer.Option("--full", help="All columns and notes.")] = False,
 ) -> None:
     """Show runs side by side: the speed-up of the others over A, and what differs between them.
@@ -206,3 +192,51 @@ def compare(
         for reason in reasons:
             say(reason)
         raise typer.Exit(code)
+
+
+def trainings(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/mini-shakespeare.")],
+    markdown: Markdown = False,
+    plots: Plots = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write trainings.md, and plots if asked, into this folder.")
+    ] = None,
+) -> None:
+    """Show what long RUNS of gpt2 train learnt, in what time, and HellaSwag beside what is published.
+
+    Example: bench trainings runs/* --plots --out reports/
+    """
+    from bench.records.record import RecordError
+    from bench.report.trainings import load, tables, told_apart
+
+    if plots and not out:
+        raise BenchError("--plots needs a folder to draw into; give --out reports/")
+    loaded = []
+    for folder in runs:
+        try:
+            loaded += load([folder])
+        except RecordError as error:
+            if len(runs) == 1:
+                raise
+            say(f"{error}; left out")
+    if not loaded:
+        raise BenchError("none of these folders holds a run of gpt2 train")
+    loaded = told_apart(loaded)
+    shown = tables(loaded)
+    text = "\n".join(table.to_markdown("##") for table in shown)
+    if out:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "trainings.md").write_text(f"# Long runs\n\n{text}", encoding="utf-8")
+            if plots:
+                from bench.report.plots.trainings import draw
+
+                for file in draw(loaded, out):
+                    typer.echo(f"drew {file}", err=True)
+        except OSError as error:
+            raise cannot_write(error) from None
+    elif markdown:
+        typer.echo(text, nl=False)
+    else:
+        for table in shown:
+            print_parts(table.to_terminal)

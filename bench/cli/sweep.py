@@ -98,12 +98,12 @@ def sweep(
     with after_measuring([run.path for run in runs]):
         show(boards)
     for task in tasks[len(runs) :]:
-        typer.echo(f"bench: {task.candidates.name} was not run; --resume goes on", err=True)
+        say(f"{task.candidates.name} was not run; --resume goes on")
     for run in runs:
         report_end(run)
     codes = [exit_code(run.records) for run in runs if run.has_rungs]
     for claim in [claim for board in boards for claim in claims_refuted(board)]:
-        typer.echo(f"bench: {claim}", err=True)
+        say(claim)
     if best and boards:
         codes.append(_keep_best(best, tasks[0], boards[0], runs[0].cut))
     code = next((code for code in codes if code), 0)
@@ -141,7 +141,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
     from bench.analysis.schedule import full_set
     from bench.ladder.ladder import LadderError, load
     from bench.run.suited import supported
-    from bench.run.sweep.candidate import as_ladder
+    from bench.run.sweep import as_ladder
 
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
     workload = [axis for axis in axes if axis.of_workload]
@@ -163,7 +163,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
     from bench.cli.progress import Progress
     from bench.run.resume import runs_of
     from bench.run.runner import check_data, run
-    from bench.run.sweep.search import Search
+    from bench.run.sweep import Search
 
     unreadable: list[tuple[Path, RecordError]] = []
     begun = [options.resume and bool(runs_of(options.out, task.candidates, unreadable)) for task in tasks]
@@ -195,13 +195,11 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
     from bench.report.winner_ladder import ladder_to
 
     if cut and cut.task.repetition == 1:
-        typer.echo(
-            f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True
-        )
+        say(f"not every candidate was tried, so {path} is not written; --resume goes on")
         return 4
     winner = board.fastest
     if winner is None:
-        typer.echo(f"bench: no candidate fits and trains the same, so {path} is not written", err=True)
+        say(f"no candidate fits and trains the same, so {path} is not written")
         return 4
     try:
         path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
@@ -210,6 +208,6 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
     for line in fastest(board):
         typer.echo(line, err=True)
     for line in disturbed(board):
-        typer.echo(f"bench: {path} was chosen from measurements that were disturbed: {line}", err=True)
+        say(f"{path} was chosen from measurements that were disturbed: {line}")
     typer.echo(f"{path} is the ladder to {winner.rung}; bench run {path} measures it anew", err=True)
     return 0

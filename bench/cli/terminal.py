@@ -6,8 +6,8 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -16,10 +16,9 @@ import typer
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
     from bench.report.brief import Brief
-    from bench.report.table import Table
     from bench.run.runner import Run
 
 P = ParamSpec("P")
@@ -62,18 +61,16 @@ def console() -> Console:
     return Console(highlight=False, width=200)
 
 
+def print_parts(parts: Callable[[int], Iterable[RenderableType]]) -> None:
+    """Print on stdout what `parts` makes of the width of the terminal."""
+    terminal = console()
+    for part in parts(terminal.width):
+        terminal.print(part)
+
+
 def print_brief(brief: Brief, *, full: bool = False) -> None:
-    """Print an answer on stdout in the width of the terminal."""
-    terminal = console()
-    for part in brief.lines(terminal.width, full=full):
-        terminal.print(part)
-
-
-def print_table(table: Table) -> None:
-    """Print a table on stdout in the width of the terminal."""
-    terminal = console()
-    for part in table.to_terminal(terminal.width):
-        terminal.print(part)
+    """Print an answer on stdout."""
+    print_parts(partial(brief.lines, full=full))
 
 
 @contextlib.contextmanager
@@ -101,12 +98,12 @@ def report_end(run: Run) -> None:
     planned = f"about {begun + run.cut.left}" if run.cut else begun
     typer.echo(f"{ok} of {planned} processes measured{ended_early}; records in {run.path}", err=True)
     if nothing_supported(run.records):
-        typer.echo("bench: none of these rungs is supported here; the table says why", err=True)
+        say("none of these rungs is supported here; the table says why")
     if run.cut:
-        typer.echo(f"bench: {run.cut.why}; the same command with --resume goes on", err=True)
+        say(f"{run.cut.why}; the same command with --resume goes on")
     if run.error:
-        typer.echo(f"bench: {run.error}", err=True)
+        say(run.error)
         raise typer.Exit(6)
     if run.interrupted:
-        typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
+        say("interrupted; the same command with --resume runs what is missing")
         raise typer.Exit(130)

@@ -59,10 +59,9 @@ def turns(
     """
     from bench.ladder.ladder import load
     from bench.records.record import reserved
-    from bench.run.best import with_best
     from bench.run.probe import probe
     from bench.run.runner import check_data, new_results
-    from bench.run.suited import supported
+    from bench.run.suited import supported, with_best
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
     from gpt2.hardware.host import temp_folder
@@ -101,7 +100,7 @@ def turns(
                 try:
                     take_turns(options, part, Path(scratch), tell, keep, to_come=len(parts) - number)
                 except TurnError as error:
-                    typer.echo(f"bench: {error}", err=True)
+                    say(str(error))
         except KeyboardInterrupt:
             interrupted = True
         except BenchError as error:
@@ -115,24 +114,22 @@ def turns(
     if any(part.measured or part.failed or part.unsupported for part in parts):
         print_brief(turns_brief(loaded, parts, steps))
     if write_error:
-        typer.echo(f"bench: {write_error}", err=True)
+        say(str(write_error))
         raise typer.Exit(6)
     if measured:
         typer.echo(f"kept in {path}", err=True)
     if interrupted:
-        typer.echo(f"bench: interrupted{'' if measured else ' before any turn; nothing is kept'}", err=True)
+        say(f"interrupted{'' if measured else ' before any turn; nothing is kept'}")
         raise typer.Exit(130)
     if not measured:
-        typer.echo(
-            "bench: no two rungs took turns, so there is nothing to compare; nothing is kept", err=True
-        )
+        say("no two rungs took turns, so there is nothing to compare; nothing is kept")
     raise typer.Exit(6 if any(part.failed for part in parts) or not measured else 0)
 
 
 def _of_one_process(rungs: Sequence[Rung]) -> list[Rung]:
     """Return the rungs of one process, which can be stopped; name the others on stderr."""
     if others := [rung.name for rung in rungs if rung.toggles.processes > 1]:
-        typer.echo(f"bench: left out, being of several processes: {', '.join(others)}", err=True)
+        say(f"left out, being of several processes: {', '.join(others)}")
     return [rung for rung in rungs if rung.toggles.processes == 1 and not rung.again]
 
 

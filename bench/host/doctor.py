@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from itertools import pairwise
@@ -18,7 +21,6 @@ from bench.format import GIB
 from bench.host import checks
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
-from bench.host.libraries import matrix_library
 from bench.host.telemetry import SYSTEM
 from bench.records.machine import State
 from gpt2.config.toggles import HOST, Toggles
@@ -130,6 +132,53 @@ def diagnose(
         _disk("disk for compiler caches", host.temp_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
+
+
+# --- what multiplies matrices
+
+TWO_PRODUCTS = """
+import torch
+for dtype in (torch.float32, torch.bfloat16):
+    x = torch.ones(256, 256, dtype=dtype)
+    print(f"format {str(dtype).removeprefix('torch.')}", flush=True)
+    torch.mm(x, x)
+"""
+LIBRARY_SECONDS = 60.0
+"""Limit for TWO_PRODUCTS."""
+
+
+def matrix_library() -> Finding:
+    """Report the library and the kernel of a matmul in float32 and in bfloat16; for information."""
+    verbose = {**os.environ, "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1"}
+    command = [sys.executable, "-P", "-c", TWO_PRODUCTS]
+    try:
+        done = subprocess.run(
+            command,
+            env=verbose,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=LIBRARY_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Finding(name="matrix library", value="unknown")
+    return library_told(done.stdout)
+
+
+def library_told(output: str) -> Finding:
+    """Read what MKL (MKL_VERBOSE) and oneDNN (ONEDNN_VERBOSE) printed, beneath each number format."""
+    processors = re.search(r"^MKL_VERBOSE .*64 architecture (.+?) processors", output, re.MULTILINE)
+    found = []
+    for number_format, lines in re.findall(r"^format (\w+)\n((?:(?!format ).*\n?)*)", output, re.MULTILINE):
+        if kernel := re.search(r"^onednn_verbose,.*,exec,cpu,matmul,([^,]+),", lines, re.MULTILINE):
+            found.append(f"{number_format} by oneDNN ({kernel[1]})")
+        elif re.search(r"^MKL_VERBOSE \w*GEMM", lines, re.MULTILINE):
+            found.append(f"{number_format} by MKL" + (f" (for {processors[1]})" if processors else ""))
+    advice = ""
+    if processors and "AVX" not in processors[1].upper() and "Advanced Vector" not in processors[1]:
+        advice = "MKL takes a plain path on this maker's CPUs; in float32 products: onednn may be faster"
+    return Finding(name="matrix library", value="; ".join(found) or "unknown", advice=advice)
 
 
 # --- what takes a second

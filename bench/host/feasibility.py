@@ -1,21 +1,23 @@
-"""Refuse number formats that a CPU emulates too slowly to meet the time limit.
+"""What of a ladder can run on this machine: its devices, their memory, and the time that a CPU takes.
 
-Without kernels for bfloat16 or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number:
-0.9 to 1.3 GFLOP/s per thread on a third-generation EPYC, where float32 has 86. A step of GPT-2 124M would
-take eleven minutes.
+Refused are number formats that a CPU emulates too slowly to meet the time limit. Without kernels for bfloat16
+or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number: 0.9 to 1.3 GFLOP/s per thread
+on a third-generation EPYC, where float32 has 86. A step of GPT-2 124M would take eleven minutes.
 """
 
 from __future__ import annotations
 
 import math
 import time
+import warnings
+from collections.abc import Iterable
 from functools import cache
 
 import torch
 
 from bench.ladder.ladder import Ladder
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
-from gpt2.device import Device
+from gpt2.device import DEVICES, Device, DeviceError
 
 SIDE = 256
 """Side of the square matmul that is timed: 40 ms where it is slowest, and larger ones are slower still."""
@@ -23,6 +25,19 @@ SECONDS = 0.2
 """Duration of the attempts, several because other programs may run."""
 HOPELESS = 4.0
 """A format this many times slower than float32 is emulated."""
+
+
+def devices_here(kinds: Iterable[str]) -> tuple[dict[str, Device], dict[str, str]]:
+    """Open each of these kinds of device once; return those that are here, and why the others are not."""
+    here: dict[str, Device] = {}
+    missing: dict[str, str] = {}
+    for kind in dict.fromkeys(kinds):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # they are for processes that train
+                here[kind] = DEVICES[kind](Toggles(), 0)
+        except (UnsupportedToggle, DeviceError) as error:
+            missing[kind] = str(error)
+    return here, missing
 
 
 def check_time(ladder: Ladder, toggles: Toggles) -> None:

@@ -11,8 +11,9 @@ import fnmatch
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,18 +59,15 @@ THROTTLE_REASONS = {
 }
 
 
-def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
-    """Return the state of the machine; `own_pids` do not count as other processes on a GPU.
-
-    Takes milliseconds, except that the first call may have to wake the NVIDIA driver.
-    """
+def state(root: Path = SYSTEM) -> State:
+    """Return the state of the machine; takes milliseconds, but the first call may wake the NVIDIA driver."""
     mhz = cpu_mhz(root)
     return State(
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         cpu_mhz=round(mhz) if mhz else None,
         swap_used_bytes=psutil.swap_memory().used,
         memory_available_bytes=memory_available(root),
-        gpus=gpus(own_pids),
+        gpus=gpus(),
     )
 
 
@@ -256,35 +254,29 @@ def memory_available(root: Path = SYSTEM) -> int:
 # --- NVIDIA GPUs
 
 
-def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
+def gpus() -> list[GpuState]:
     """Return the state of each NVIDIA GPU that CUDA would show to a child, in its order.
 
     Uses NVML, which opens no CUDA context and takes no memory on the GPU.
     """
     states = []
     for nvml, index, handle in nvml_handles():
-        bits = _ask(
-            nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle
-        )
-        processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-        ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
-        sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        ask, sensor = partial(_ask, nvml, handle), getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        bits = ask("nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons")
+        processes, ecc = ask("nvmlDeviceGetComputeRunningProcesses"), ask("nvmlDeviceGetEccMode")
         states.append(
             GpuState(
                 index=index,
-                temperature_celsius=_ask(
-                    nvml, "nvmlDeviceGetTemperatureV nvmlDeviceGetTemperature", handle, sensor
-                ),
-                sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-                sm_clock_max_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
-                memory_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-                power_watts=_watts(nvml, "nvmlDeviceGetPowerUsage", handle),
-                power_limit_watts=_watts(nvml, "nvmlDeviceGetPowerManagementLimit", handle),
-                power_limit_default_watts=_watts(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle),
+                temperature_celsius=ask("nvmlDeviceGetTemperatureV nvmlDeviceGetTemperature", sensor),
+                sm_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+                sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+                memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+                power_watts=_watts(ask("nvmlDeviceGetPowerUsage")),
+                power_limit_watts=_watts(ask("nvmlDeviceGetPowerManagementLimit")),
+                power_limit_default_watts=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
                 throttle_reasons=[name for bit, name in THROTTLE_REASONS.items() if bits and bits & bit],
                 ecc=None if ecc is None else bool(ecc[0]),
-                # In a container these are the host's numbers, so that all processes count as others.
-                other_processes=None if processes is None else sum(p.pid not in own_pids for p in processes),
+                other_processes=None if processes is None else len(processes),
             )
         )
     return states
@@ -293,7 +285,7 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
 def persistence_modes() -> dict[int, bool | None]:
     """Return, by index, whether the driver stays awake while the GPU is unused; None if unknown."""
     modes = {
-        index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()
+        index: _ask(nvml, handle, "nvmlDeviceGetPersistenceMode") for nvml, index, handle in nvml_handles()
     }
     return {index: None if mode is None else bool(mode) for index, mode in modes.items()}
 
@@ -332,8 +324,8 @@ def nvml_handles() -> Iterator[tuple[Any, int, Any]]:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError:  # no driver
         return
-    handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
-    uuids = ["" if handle is None else str(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
+    handles = [_ask(nvml, index, "nvmlDeviceGetHandleByIndex") for index in range(count)]
+    uuids = ["" if handle is None else str(_ask(nvml, handle, "nvmlDeviceGetUUID")) for handle in handles]
     for index in _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")):
         if handles[index] is not None:  # None for a GPU that has failed
             yield nvml, index, handles[index]
@@ -353,14 +345,16 @@ def _visible(uuids: list[str], chosen: str | None) -> list[int]:
     return visible
 
 
-def _ask(nvml: Any, names: str, *arguments: object) -> Any:
-    """Call the first of these functions of NVML that driver and GPU support; None if there is none."""
+def _ask(nvml: Any, gpu: Any, names: str, *arguments: object) -> Any:
+    """Call the first of these functions of NVML that driver and GPU support; None if there is none.
+
+    gpu: its handle, or its number.
+    """
     for name in names.split():
         with contextlib.suppress(nvml.NVMLError, AttributeError):
-            return getattr(nvml, name)(*arguments)
+            return getattr(nvml, name)(gpu, *arguments)
     return None
 
 
-def _watts(nvml: Any, name: str, handle: Any) -> float | None:
-    milliwatts = _ask(nvml, name, handle)
+def _watts(milliwatts: float | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000

@@ -67,20 +67,13 @@ class Protocol:
     """
 
     def __post_init__(self) -> None:
-        for name, least in {
-            "repeats": 1,
-            "min_warmup_steps": 1,
-            "blocks": 3,
-            "loss_steps": 0,
-        }.items():
+        not_negative = dict.fromkeys(("min_warmup_seconds", "loss_steps", "ceiling_seconds"), 0)
+        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 3, **not_negative}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is not above 0")
-        for name in ("ceiling_seconds", "min_warmup_seconds"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} {getattr(self, name)} is less than 0")
         if self.until is not None and not 0.001 <= self.until <= 1:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
 
@@ -126,6 +119,10 @@ class Rung:
     """Name of the rung that this one tries once more, at the end; None for others."""
     without: tuple[str, ...] = ()
     """Names of the rungs above it whose changes it does not keep, because they were not carried."""
+
+    def tokens_per_step(self, seq_len: int) -> int:
+        """Return the tokens per optimiser step; of an external rung as the ladder declares them."""
+        return self.external.tokens_per_step if self.external else self.toggles.tokens_per_step(seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -424,19 +421,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Parse overrides into values by section and key."""
+    """Parse overrides into values by section and key. Raises LadderError."""
     extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
     for override in overrides:
-        section, key, value = _parse_override(override)
-        extra[section][key] = value
+        path, equals, value = override.partition("=")
+        section, dot, key = path.partition(".")
+        if not (equals and dot and key and section in extra):
+            raise LadderError(
+                f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
+            )
+        extra[section][key] = yaml_value(value, f"--set {override}")
     return extra
-
-
-def _parse_override(override: str) -> tuple[str, str, Any]:
-    path, equals, value = override.partition("=")
-    section, dot, key = path.partition(".")
-    if not (equals and dot and key and section in ("workload", "protocol", "toggles")):
-        raise LadderError(
-            f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
-        )
-    return section, key, yaml_value(value, f"--set {override}")

@@ -1,7 +1,6 @@
 """Other GPT-2 trainers with which a ladder can compare its rungs, and the formats of their logs.
 
-Their code is not here: each is a checkout of the user's, or a script of ours around a library. Imports no
-torch.
+Their code is not here: each is a checkout of the user's, or a script of ours around a library.
 """
 
 from __future__ import annotations

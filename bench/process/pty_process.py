@@ -183,7 +183,7 @@ class Usage:
     """Peak of its allocator by its own log, on a GPU."""
 
     def __post_init__(self) -> None:
-        # A peer is given the first visible GPU (bench.run.peers.child_env).
+        # A peer is given the first visible GPU (bench.run.peers.checkout).
         self._gpu = GpuMemory() if self.on_gpu else None
         self._processes: list[psutil.Process] = []
         self._cleared = False

@@ -53,10 +53,10 @@ def age() -> float:
     return time.monotonic() - _STARTED
 
 
-def give_way() -> None:
-    """Let Linux end this process before the user's others where memory runs out."""
+def give_way(process: int | None = None) -> None:
+    """Let Linux end this process, or another, before the user's others where memory runs out."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
+        Path(f"/proc/{process or 'self'}/oom_score_adj").write_text("500")
 
 
 def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:

@@ -207,62 +207,49 @@ def _rate(a: torch.Tensor, b: torch.Tensor, number_format: str, timing: Timing) 
 
 
 def _attention(
-    tokens: int,
-    config: GPT2Config,
-    number_format: str,
-    longest_flops: float,
-    timing: Timing,
+    tokens: int, config: GPT2Config, number_format: str, longest_flops: float, timing: Timing
 ) -> Attention | str:
-    """Measure one layer's causal attention with torch's default kernel; return the reason if it fails."""
-    T = min(LONGEST_SEQUENCE, tokens, config.n_ctx)
+    """Measure one layer's causal attention with torch's default kernel; return the reason if it fails.
+
+    q, k and v are views of one tensor, as in the model.
+    """
+    device, T = timing.device, min(LONGEST_SEQUENCE, tokens, config.n_ctx)
     B, head_dim = tokens // T, config.n_embd // config.n_head
     flops = attention_flops(config.n_embd, B * T, T)
     if flops > longest_flops:
         return "it would take too long here"
+    held: list[object] = []  # a lazy device computes only what somebody still holds
     try:
-        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, timing)
+        device.set_matmul_precision("highest")
+        shape = (B, T, 3, config.n_head, head_dim)
+        qkv = torch.randn(shape, dtype=_dtype(number_format), device=device.torch_device)
+        q, k, v = (each.transpose(1, 2).detach().requires_grad_() for each in qkv.unbind(2))
+
+        def forward() -> torch.Tensor:
+            held[:] = [out := F.scaled_dot_product_attention(q, k, v, is_causal=True)]
+            return out
+
+        gradient = torch.randn_like(forward())
+
+        def training() -> None:
+            held[:] = torch.autograd.grad(forward(), (q, k, v), gradient)
+
+        forward_seconds = sustained(forward, timing)
+        training_seconds = sustained(training, timing)
+        kernel = attention_kernel(profile(training, device))
     except RuntimeError as error:  # such as out of memory; the matmuls' rates are kept
         return cause(error)
-
-
-def _timed_attention(
-    B: int,
-    T: int,
-    n_head: int,
-    head_dim: int,
-    flops: int,
-    number_format: str,
-    timing: Timing,
-) -> Attention:
-    """Time attention on q, k, v that are views of one tensor, as in the model."""
-    device = timing.device
-    device.set_matmul_precision("highest")
-    qkv = torch.randn(B, T, 3, n_head, head_dim, dtype=_dtype(number_format), device=device.torch_device)
-    q, k, v = (each.transpose(1, 2).detach().requires_grad_() for each in qkv.unbind(2))
-    held: list[object] = []  # a lazy device computes only what somebody still holds
-
-    def forward() -> torch.Tensor:
-        held[:] = [out := F.scaled_dot_product_attention(q, k, v, is_causal=True)]
-        return out
-
-    gradient = torch.randn_like(forward())
-
-    def training() -> None:
-        held[:] = torch.autograd.grad(forward(), (q, k, v), gradient)
-
-    forward_seconds = sustained(forward, timing)
-    training_seconds = sustained(training, timing)
     return Attention(
         number_format=number_format,
         B=B,
-        n_head=n_head,
+        n_head=config.n_head,
         seq_len=T,
         head_dim=head_dim,
         forward_seconds=forward_seconds,
         training_seconds=training_seconds,
         flops=flops,
         flops_per_second=flops / training_seconds,
-        kernel=attention_kernel(profile(training, device)),
+        kernel=kernel,
     )
 
 

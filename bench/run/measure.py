@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import TypeVar
 
 import torch
 
@@ -21,8 +20,6 @@ from bench.process.worker_side import TooSlow
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
 from gpt2.training.train import Step
-
-T = TypeVar("T")
 
 Progress = Callable[[str, int, float | None], None]
 """Called between blocks with the phase, the steps so far and the tokens per second of the last block."""

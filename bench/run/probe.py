@@ -9,7 +9,7 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import how_it_ended, tail
 from bench.records.machine import Environment, Plain
-from gpt2.config.toggles import HOST, Toggles
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.training.reexec import own_variables, python
 from gpt2.training.stages import environment
 
@@ -47,18 +47,34 @@ def probe(
 
     ablate: whether to include the memory of toggles alone and left out.
     """
-    command = [*python("bench.run.probe"), device, *([] if ladder is None else [str(ladder)])]
-    command += [part for override in overrides for part in ("--set", override)]
-    command += ["--ablate"] * ablate
-    # GPUs numbered as for the processes that train
-    variables = {**os.environ, **own_variables(), **environment(Toggles())}
+    words = [device, *([] if ladder is None else [str(ladder)]), *["--ablate"] * ablate]
+    variables = environment(Toggles())  # by which GPUs are numbered as for the processes that train
+    printed = asked("bench.run.probe", words, overrides, variables, failed="this machine could not be probed")
+    return ProbeResult.model_validate_json(printed)
+
+
+def asked(
+    module: str,
+    words: Sequence[str],
+    overrides: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    failed: str,
+) -> str:
+    """Return what a module of ours prints, run in a process of its own, for it loads torch.
+
+    overrides: passed on with --set. variables: for it besides its own. failed: begins the BenchError that is
+    raised where it ends badly.
+    """
+    command = [*python(module), *words, *(part for override in overrides for part in ("--set", override))]
+    environ = {**os.environ, **own_variables(), **(variables or {})}
     done = subprocess.run(
-        command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
+        command, env=environ, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode:
         last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
-        raise BenchError(f"this machine could not be probed: {last}")
-    return ProbeResult.model_validate_json(done.stdout)
+        raise BenchError(f"{failed}: {last}")
+    return done.stdout
 
 
 def main() -> None:
@@ -88,7 +104,6 @@ def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -
 
     missing: receives the reason for each kind before it.
     """
-    from gpt2.config.toggles import UnsupportedToggle
     from gpt2.device import DEVICES, Cpu
 
     for name in devices:

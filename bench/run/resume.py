@@ -64,21 +64,19 @@ def unfinished(
             *_ladder(records, ladder),
             *_options(records, chosen, data_sha256, peak_tflops, ablate),
         ]
-        if not differences:
-            if lacks(records):
-                for other, error in unreadable:
-                    if (
-                        other.stem[-len(BEGUN) :] > path.stem[-len(BEGUN) :]
-                    ):  # it may be the run that is meant
-                        raise BenchError(f"{error}; mend it, or move it away, to go on with {path}")
-                return path
+        if differences:
+            what, there, now = differences[0]
+            reasons.append(
+                f"{path}: cannot go on with it: {what} was {there} and is {now}; repeat that run's options, "
+                "or leave out --resume to start anew"
+            )
+        elif lacks(records):
+            for other, error in unreadable:  # a newer one may be the run that is meant
+                if other.stem[-len(BEGUN) :] > path.stem[-len(BEGUN) :]:
+                    raise BenchError(f"{error}; mend it, or move it away, to go on with {path}")
+            return path
+        else:
             complete.append(path)
-            continue
-        what, there, now = differences[0]
-        reasons.append(
-            f"{path}: cannot go on with it: {what} was {there} and is {now}; repeat that run's options, or "
-            "leave out --resume to start anew"
-        )
     if complete:
         return complete[0]
     raise BenchError(reasons[0])

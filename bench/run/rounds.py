@@ -2,7 +2,6 @@
 
 With `carry: if_faster` each rung is first tried in one short window. What that finds decides which rungs the
 rounds measure, and no speed of theirs comes from it, so that choosing does not flatter what was chosen.
-Imports no torch.
 """
 
 from __future__ import annotations
@@ -74,26 +73,24 @@ class Rounds(Schedule):
 
     def _is_last(self, repetition: int, records: list[Record], note: Callable[[str], None]) -> bool:
         """Whether no round follows this one. Only widths decide, and time: by values it would be biased."""
-        until = self.ladder.protocol.until
-        if self._limit is not None:
-            next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
-            most = MOST_ROUNDS_UNTIL if until is not None else self.ladder.protocol.repeats
-            narrow = until is not None and repetition >= LEAST_ROUNDS
-            if repetition >= most or (narrow and narrow_enough(ratios(scoreboard(records)), until or 0.0)):
-                return True
-            if next_round > self._limit.seconds_left(repetition):
-                note(f"no time for another round of about {duration(next_round)}")
-                return True
-            return False
-        if repetition < self.planned_rounds:
-            return False
-        known = ratios(scoreboard(records)) if until is not None else []
-        if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
+        until, limit = self.ladder.protocol.until, self._limit
+        if repetition >= (self.planned_rounds if until is None else MOST_ROUNDS_UNTIL):
             return True
-        widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
-        width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
-        note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
-        return False
+        if until is not None and repetition >= (LEAST_ROUNDS if limit else self.planned_rounds):
+            known = ratios(scoreboard(records))
+            if narrow_enough(known, until):
+                return True
+            if not limit:
+                widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
+                width = f"the widest interval is ±{widest:.1%}" if widest else "there is no interval yet"
+                note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+        if not limit:
+            return False
+        next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
+        if next_round <= limit.seconds_left(repetition):
+            return False
+        note(f"no time for another round of about {duration(next_round)}")
+        return True
 
 
 class Climb:
@@ -102,6 +99,8 @@ class Climb:
     Of a ladder's rungs only the chosen ones are tried and carried, and always the first of the ladder, which
     says on which device.
     """
+
+    cut: Cut | None = None
 
     def __init__(
         self, ladder: Ladder, rungs: Sequence[Rung], ablate: bool = False, limit: TimeLimit | None = None
@@ -115,11 +114,6 @@ class Climb:
         """Records of the rounds of a run that is resumed."""
         self._seconds: list[float] = []
         self._rounds: Rounds | None = None
-
-    @property
-    def cut(self) -> Cut | None:
-        """Where it ran out of time; None if it did not."""
-        return self._rounds.cut if self._rounds else None
 
     @property
     def planned_rounds(self) -> int:

@@ -24,7 +24,6 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
-from bench.run.best import with_best
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import Team, described
@@ -34,6 +33,7 @@ from bench.run.peers.checkout import why_missing
 from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
 from bench.run.rounds import Climb, Rounds, TaskSource, TimeLimit
+from bench.run.suited import with_best
 from gpt2.config.toggles import HOST, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
@@ -88,13 +88,9 @@ def run(
     rungs = ladder.chosen(options.rungs)
     for each in found:
         watcher.note(each)
-    source = source or partial(
-        Climb if ladder.protocol.carry == "if_faster" else Rounds,
-        ladder,
-        rungs,
-        options.ablate,
-        TimeLimit(60 * options.minutes, options.patience) if options.minutes else None,
-    )
+    limit = TimeLimit(60 * options.minutes, options.patience) if options.minutes else None
+    kind = Climb if ladder.protocol.carry == "if_faster" else Rounds
+    source = source or partial(kind, ladder, rungs, options.ablate, limit)
     schedule = source()
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
@@ -119,10 +115,7 @@ def run(
     records: list[Record] = []
     interrupted, error = False, None
     lost: Record | None = None
-    told, ends = (
-        False,
-        time.monotonic() + 60 * options.minutes * options.patience if options.minutes else None,
-    )
+    told = False
     with (
         stoppable() as stop,
         reserved(path),
@@ -157,8 +150,8 @@ def run(
                     break
                 rounds = max(schedule.planned_rounds, task.repetition)
                 left = schedule.seconds_left(task.repetition, rounds)
-                if ends is not None and left is not None:
-                    left = min(left, max(0.0, ends - time.monotonic()))
+                if limit and left is not None:
+                    left = min(left, max(0.0, limit.seconds_left(0)))
                 watcher.started(task, rounds, left)
                 start = time.monotonic()
                 record = executor.run(task)

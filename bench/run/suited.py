@@ -1,24 +1,23 @@
-"""Which rungs of a ladder this machine can run, asked in a process of its own, for it imports torch.
+"""What suits this machine: the rungs of a ladder that it can run, and the best toggles that are known for it.
 
-Alone: python -m bench.run.suited cuda cpu
+The former is asked in a process of its own, for it imports torch. Alone: python -m bench.run.suited cuda cpu
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.format import listed
-from bench.ladder.ladder import Ladder, LadderError, load
-from bench.process.supervisor import how_it_ended, tail
-from gpt2.config.toggles import HOST, XLA, UnsupportedToggle
-from gpt2.training.reexec import own_variables, python
+from bench.analysis.schedule import full_set
+from bench.analysis.select import load_boards
+from bench.format import listed, plain
+from bench.ladder.ladder import Ladder, LadderError, beside, load
+from bench.records.machine import Environment
+from bench.run.probe import asked
+from gpt2.config.toggles import HOST, XLA, Toggles, UnsupportedToggle
 
 
 def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladder, list[str]]:
@@ -28,20 +27,9 @@ def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladd
     format in which this CPU multiplies no faster than in float32. Raises BenchError where the question cannot
     be put.
     """
-    command = [*python("bench.run.suited"), *map(str, ladders)]
-    command += [part for override in overrides for part in ("--set", override)]
-    done = subprocess.run(
-        command,
-        env={**os.environ, **own_variables()},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
-        raise BenchError(f"this machine could not be asked what it supports: {last}")
-    path, without = json.loads(done.stdout.splitlines()[-1])
+    failed = "this machine could not be asked what it supports"
+    printed = asked("bench.run.suited", list(map(str, ladders)), overrides, failed=failed)
+    path, without = json.loads(printed.splitlines()[-1])
     ladder = load(Path(path), overrides)
     left_out = [rung.name for rung in ladder.first_tries if rung.name in without]
     return ladder.carrying(without=without), left_out
@@ -60,6 +48,53 @@ def supported(ladder: Ladder, overrides: Sequence[str], note: Callable[[str], No
     return ladder
 
 
+# --- the best toggles that are known
+
+
+def with_best(
+    ladder: Ladder, overrides: Sequence[str], out: Path, machine: Environment
+) -> tuple[Ladder, list[str]]:
+    """Return the ladder with the best known toggles in its best_of rungs, and where these are from.
+
+    overrides: with which it was loaded. out: folder of results. Raises BenchError.
+    """
+    own, notes = {rung.name: rung.settings for rung in ladder.own if rung.settings}, []
+    for rung in ladder.own:
+        if rung.best_of is None or rung.name in own:
+            continue
+        other = load(beside(rung.best_of, ladder.path))
+        toggles, found = best_of(other, ladder.workload.model, out, machine)
+        own[rung.name] = all_settings(ladder, toggles)
+        notes.append(f"{plain(rung.name)}: {found}")
+    return (load(ladder.path, overrides, own) if notes else ladder), notes
+
+
+def all_settings(ladder: Ladder, toggles: Toggles) -> tuple[str, ...]:
+    """Return toggles as the overrides of a rung that starts from them; never empty."""
+    return ladder.settings(Toggles(), toggles) or (f"toggles.device={toggles.device}",)
+
+
+def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tuple[Toggles, str]:
+    """Return the toggles of the fastest rung that this ladder's results have for this machine.
+
+    Without results: those of its last rung, as far as this machine supports them. With it, words on where
+    they are from.
+    """
+    folder = out / machine.machine
+    boards = load_boards([folder], needed=False)[0] if folder.is_dir() else []
+    for board in sorted(boards, key=lambda board: board.begun, reverse=True):
+        best, task = board.own.fastest, board.records[0].workload
+        same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
+        if same and best and not board.interrupted:
+            return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
+    top = full_set(suited([ladder.path])[0].own)[-1]
+    why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"
+    return top.toggles, f"all of {ladder.name} that this machine supports, as {why}"
+
+
+# --- as a process
+
+
 def main() -> None:
     """Print the path of the ladder and the names of its rungs that cannot run here, as JSON."""
     warnings.simplefilter("ignore")
@@ -73,14 +108,11 @@ def main() -> None:
 
 
 def _has_device(name: str) -> bool:
-    from gpt2.config.toggles import Toggles
-    from gpt2.device import DEVICES, DeviceError
+    from bench.host.feasibility import devices_here
 
-    try:
-        device = DEVICES[name](Toggles(), 0)
-    except (UnsupportedToggle, DeviceError):
-        return False
-    return name != XLA or "CPU" not in device.chip()  # torch_xla's CPU backend is for tests
+    device = devices_here([name])[0].get(name)
+    # torch_xla's CPU backend is for tests.
+    return device is not None and (name != XLA or "CPU" not in device.chip())
 
 
 def _not_suited(ladder: Ladder) -> list[str]:

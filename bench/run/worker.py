@@ -358,29 +358,22 @@ def _peak_flops(
     from gpt2.training.distributed import nodes
 
     number_format = toggles.product_format()
-    devices = nodes() if device.shared_by_ranks else toggles.world_size
+    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, {**machine.cpu_identity, "name": machine.cpu})
+    bfloat16, own, kind = None, None, None
+    source = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
     if given_tflops is not None:
-        own = given_tflops * 1e12 if number_format == "bfloat16" else None
-        return _peaks(given_tflops * 1e12, own, "given with --peak-tflops", "given", devices)
-    identity = {**machine.cpu_identity, "name": machine.cpu}
-    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, identity)
-    if chip is None:
-        why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
-        return _peaks(None, None, why, None, devices)
-    source = chip.source if chip.derived else f"{chip.name}: {chip.source}"
-    if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
-        source += f" ({chip.note})"
-    kind = "derived" if chip.derived else "datasheet"
-    return _peaks(chip.bfloat16, chip.peak(number_format), source, kind, devices)
-
-
-def _peaks(
-    bfloat16: float | None, own: float | None, source: str, kind: str | None, devices: int
-) -> dict[str, Any]:
+        bfloat16, kind, source = given_tflops * 1e12, "given", "given with --peak-tflops"
+        own = bfloat16 if number_format == "bfloat16" else None
+    elif chip is not None:
+        bfloat16, own = chip.bfloat16, chip.peak(number_format)
+        kind = "derived" if chip.derived else "datasheet"
+        source = chip.source if chip.derived else f"{chip.name}: {chip.source}"
+        if chip.peak("bfloat16") is None or own is None:
+            source += f" ({chip.note})"
     return {
         "peak_flops_bf16": bfloat16,
         "peak_flops_dtype": own,
         "peak_flops_source": source,
         "peak_flops_kind": kind,
-        "peak_devices": devices,
+        "peak_devices": nodes() if device.shared_by_ranks else toggles.world_size,
     }

@@ -16,7 +16,7 @@ from places import ROOT
 
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
-from bench.run.peers.child_env import peer_variables
+from bench.run.peers.checkout import peer_variables
 from gpt2 import provenance, terminal
 from gpt2.config.toggles import Toggles
 from gpt2.config.validation import ConfigError

@@ -47,7 +47,7 @@ def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) 
         store.says |= described(place, ladder, data_sha256, probed.environment)
         executor = Executor(ladder, options, Path(scratch), "", probed, watcher)
         try:
-            Agent(ladder, place, store, executor, watcher, stop).run(come_seconds)
+            Agent(place, store, executor, stop).run(come_seconds)
         except NodeExit as end:
             return end
 
@@ -55,17 +55,9 @@ def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) 
 class Agent:
     """Runs the tasks of node 0; is the stop signal of what runs here."""
 
-    def __init__(
-        self,
-        ladder: Ladder,
-        place: Place,
-        store: Rendezvous,
-        executor: Executor,
-        watcher: Watcher,
-        stop: Stop,
-    ) -> None:
-        self._ladder, self._place, self._store, self._stop = ladder, place, store, stop
-        self._executor, self._watcher = executor, watcher
+    def __init__(self, place: Place, store: Rendezvous, executor: Executor, stop: Stop) -> None:
+        self._place, self._store, self._executor, self._stop = place, store, executor, stop
+        self._ladder, self._watcher = executor.ladder, executor.watcher
         self._name = place.called(place.node)
         self._task = 0
         """Number of the current or last task."""
@@ -135,17 +127,15 @@ class Agent:
                 rung = variant(ladder, ladder.rung(order["rung"]), order["kind"])
         if rung is None or rung.toggles.processes % order["nodes"]:
             raise NodeExit(6, f"{self._place.called(0)} asked for what this ladder does not have")
-        own = interface(self._store.says["address"])
-        place = self._place
-        part = Part(nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own)
-        return (
-            Task(
-                kind=order["kind"],
-                rung=rung,
-                repetition=order["repetition"],
-                stop_below=order.get("stop_below"),
-            ),
-            part,
+        task = Task(
+            kind=order["kind"],
+            rung=rung,
+            repetition=order["repetition"],
+            stop_below=order.get("stop_below"),
+        )
+        own, place = interface(self._store.says["address"]), self._place
+        return task, Part(
+            nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own
         )
 
 

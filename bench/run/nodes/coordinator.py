@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,13 @@ def difference(node_0: Facts, other: Facts) -> str | None:
     return "{} is {} there and {} on node 0".format(*unequal[0]) if unequal else None
 
 
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    """Wait until something is so, for a limited time."""
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
 class Team:
     """Node 0 and the other nodes that have joined."""
 
@@ -94,13 +101,13 @@ class Team:
     def send_home(self, exit_code: int, why: str) -> None:
         """Tell the other nodes to exit with this code and message, and wait until they have left."""
         self.says["bye"].setdefault("all", [exit_code, why])
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while True:
+
+        def all_left() -> bool:
             self.store.look()
             here = [facts for arrival, facts in self.store.heard.items() if arrival and "over" not in facts]
-            if self.store.lost or not here or time.monotonic() > deadline:
-                return
-            time.sleep(POLL_SECONDS)
+            return self.store.lost is not None or not here
+
+        _wait(all_left, LEAVE_SECONDS)
 
     @property
     def requested(self) -> bool:
@@ -112,11 +119,11 @@ class Team:
         """Wait for the first `nodes` nodes, up to the time limit. Raises PlaceError if one differs."""
         if nodes > 1:
             self._note(f"waiting for {nodes - 1} more of {self.place.nodes} nodes at {self.place.endpoint}")
-        deadline = time.monotonic() + patience("come")
-        while self.absent(nodes) and not self._stop.requested and not self.store.lost:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(POLL_SECONDS)
+
+        def enough() -> bool:
+            return not self.absent(nodes) or self._stop.requested or self.store.lost is not None
+
+        _wait(enough, patience("come"))
         if self.store.lost:
             self.gone |= dict.fromkeys(self._missing(nodes), f"cannot come: {self.store.lost}")
         if not self._stop.requested:
@@ -190,8 +197,7 @@ class DistributedTask:
         self._team = team
         self._number = team.says["end"] + 1
         self._answers: dict[int, Outcome] = {}
-        self._lost: set[int] = set()
-        """Nodes lost without an answer; their Outcome in _answers is node 0's account of that."""
+        """Outcomes by node; of one that was lost it is node 0's account of that."""
         self._others = {node: team.members[node] for node in range(1, nodes)}
         self._failed_since: float | None = None
         port = free_port()
@@ -222,9 +228,9 @@ class DistributedTask:
     def conclude(self, mine: Outcome) -> Outcome:
         """Return the outcome over all nodes, once node 0's side has ended; ends the other sides if needed."""
         if not self._team.requested:
-            self._await(ANSWER_SECONDS if mine.status == "ok" else SETTLE_SECONDS)
+            _wait(self._all_answered, ANSWER_SECONDS if mine.status == "ok" else SETTLE_SECONDS)
         self._team.says["end"] = self._number
-        self._await(ANSWER_SECONDS)
+        _wait(self._all_answered, ANSWER_SECONDS)
         for node in self._unanswered:
             self._team.drop(node, "it did not answer, and should have ended its part of a rung")
         self._hear()
@@ -234,18 +240,16 @@ class DistributedTask:
             return mine.model_copy(update={"status": "interrupted", "error": error})
         if mine.status == "interrupted" and self._team.requested:
             return mine
-        return verdict(self._team.place, {0: mine, **self._answers}, self._lost)
+        return verdict(self._team.place, {0: mine, **self._answers})
 
     @property
     def _unanswered(self) -> list[int]:
         return [node for node in self._others if node not in self._answers]
 
-    def _await(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self._unanswered and time.monotonic() < deadline:
-            self._team.look()
-            self._hear()
-            time.sleep(POLL_SECONDS)
+    def _all_answered(self) -> bool:
+        self._team.look()
+        self._hear()
+        return not self._unanswered
 
     def _hear(self) -> None:
         """Take the answers of nodes that have ended their part, and note those that were lost."""
@@ -259,7 +263,6 @@ class DistributedTask:
                 self._team.drop(node, "its answer cannot be read")
             if self._team.members.get(node) != self._others[node]:
                 self._answers[node] = Outcome(status="failed", error=self._team.gone[node])
-                self._lost.add(node)
         if self._failed_since is None and any(answer.status != "ok" for answer in self._answers.values()):
             self._failed_since = time.monotonic()
 
@@ -273,11 +276,8 @@ CONSEQUENCE = re.compile(
 """Matches errors that a node's ranks report when the ranks of another are gone."""
 
 
-def verdict(place: Place, sides: Mapping[int, Outcome], lost: Collection[int] = ()) -> Outcome:
-    """Merge the outcomes of all nodes: that of node 0, or of the likeliest cause if one has failed.
-
-    lost: nodes lost without an answer.
-    """
+def verdict(place: Place, sides: Mapping[int, Outcome]) -> Outcome:
+    """Merge the outcomes of all nodes: that of node 0, or of the likeliest cause if one has failed."""
     mine = sides[0]
     warnings = [
         f"node {node}: {warning}"
@@ -293,14 +293,14 @@ def verdict(place: Place, sides: Mapping[int, Outcome], lost: Collection[int] = 
         # The window was complete on all nodes: the failures came after it.
         update["warnings"] += [f"after the window: {errors[node].splitlines()[0]}" for node in failed]
     elif failed:
-        cause, *others = sorted(failed, key=lambda node: 2 if node in lost else _cause_rank(sides[node]))
+        cause, *others = sorted(failed, key=lambda node: _cause_rank(sides[node]))
         error = "\n".join([errors[cause], *(errors[node].splitlines()[0] for node in others)])
         update |= {"status": sides[cause].status, "error": error}
     return mine.model_copy(update=update)
 
 
 def _cause_rank(side: Outcome) -> int:
-    """Root-cause rank of a failure; lower is likelier."""
+    """Root-cause rank of a failure; lower is likelier. A node that was lost ranks as one that failed."""
     if side.status == "failed":
         return 4 if CONSEQUENCE.search((side.error or side.status).splitlines()[0]) else 2
     return {"out_of_memory": 0, "unsupported": 1, "too_slow": 2, "timeout": 3}[side.status]

@@ -1,7 +1,4 @@
-"""The nodes of a run: which of them this is, and which ranks of a rung run on each. Imports no torch.
-
-place(nnodes=2, node_rank=0, rdzv="10.0.0.1:29400")
-"""
+"""The nodes of a run: which of them this is, and which ranks of a rung run on each. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find and check the checkout, or our script, that an external rung runs. Imports no torch."""
+"""What an external rung runs, found and checked, and what its program is given. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from pathlib import Path
 from bench.errors import BenchError
 from bench.ladder.peers import PEERS, Peer, PeerRung, program_place
 from gpt2.config.constraints import check
-from gpt2.config.toggles import Toggles, UnsupportedToggle
-from gpt2.hardware.host import missing_allocator
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.hardware.host import missing_allocator, one_cpu_per_core
 from gpt2.provenance import git
+from gpt2.training.stages import environment, threads
 
 SHA_DIGITS = 7
 """Digits of a hash in a version; those of an abbreviated commit."""
@@ -122,3 +123,25 @@ def script(folder: Path, words: Sequence[str]) -> str | None:
 
 def _sha(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:SHA_DIGITS]
+
+
+# --- what its program is given
+
+
+def peer_variables(toggles: Toggles, peer: Peer, cache: str | None) -> dict[str, str]:
+    """Return the variables a peer gets besides the user's. cache: its compiler's folder, or None."""
+    plain = {"PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1", **peer.variables}
+    if peer.cache_variable:
+        plain[peer.cache_variable] = cache or ""  # not the user's, which may be warm
+    if toggles.device != HOST:  # one GPU; a trainer may take all that it sees
+        plain["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**environment(toggles), **plain}
+
+
+def processors(toggles: Toggles, peer: Peer) -> list[int] | None:
+    """Return logical CPUs, one per thread of the rung, for a peer that ignores OMP_NUM_THREADS; else None."""
+    if peer.heeds_threads or toggles.device != HOST or not hasattr(os, "sched_getaffinity"):
+        return None
+    usable, count = os.sched_getaffinity(0), threads(toggles)
+    first = one_cpu_per_core()
+    return [*first, *sorted(usable.difference(first))][:count] if count < len(usable) else None

@@ -34,10 +34,8 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import Measurement, Rank
 from bench.records.record import Outcome, Status
-from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
-from bench.run.peers.child_env import peer_variables, processors
-from bench.run.peers.log_timing import LogTiming
-from bench.run.peers.trainer_log import LogError, LogRelay, TrainerLog
+from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
+from bench.run.peers.trainer_log import LogError, LogRelay, LogTiming, TrainerLog
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import FLOPS_FORMULA
 from gpt2.training.reexec import without_own_path

@@ -17,8 +17,8 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.peers import CANNOT_RUN, PEERS, Line
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
-from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
-from bench.run.peers.child_env import peer_variables, processors
+from bench.process.worker_side import give_way
+from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.training.reexec import own_variables, python
@@ -112,13 +112,6 @@ def _running(process: psutil.Process) -> bool:
         return False
 
 
-def tokens_per_step(ladder: Ladder, rung: Rung) -> int:
-    """Tokens per optimiser step of a rung; of an external one as its ladder declares them."""
-    if rung.external:
-        return rung.external.tokens_per_step
-    return rung.toggles.tokens_per_step(ladder.workload.seq_len)
-
-
 @contextlib.contextmanager
 def started(
     ladder: Ladder, rung: Rung, name: str, scratch: Path, data: Path | None, overrides: Sequence[str]
@@ -155,13 +148,10 @@ def started(
             CACHE: cache,
         }
         program = stack.enter_context(Program(words, folder, environ, cpus))
-        log = TrainerLog(program, peer, tokens_per_step(ladder, rung), version)
+        log = TrainerLog(program, peer, rung.tokens_per_step(ladder.workload.seq_len), version)
         paused = PausedProcess(program, log, ladder.protocol.timeout_seconds)
-        with contextlib.suppress(
-            OSError
-        ):  # let Linux end this first where memory runs out, as bench run does
-            for process in program.processes():
-                Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
+        for process in program.processes():
+            give_way(process.pid)
         try:
             yield paused
         finally:

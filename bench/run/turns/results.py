@@ -13,7 +13,6 @@ from bench.ladder.ladder import Ladder
 from bench.records.machine import Environment
 from bench.run.command import anonymous
 from bench.run.turns.interleave import CONTROL, Group, TurnOptions
-from bench.run.turns.paused_process import tokens_per_step
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, geometric_mean, noise_floor, verdict
 from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
@@ -50,7 +49,7 @@ class Result:
 
 def results(ladder: Ladder, group: Group) -> list[Result]:
     """Return the result of each pair that took turns, the control last."""
-    tokens = {rung.name: tokens_per_step(ladder, rung) for rung in group.rungs}
+    tokens = {rung.name: rung.tokens_per_step(ladder.workload.seq_len) for rung in group.rungs}
     tokens |= {name + CONTROL: count for name, count in tokens.items()}
     measured = []
     for pair in group.pairs:
@@ -104,19 +103,7 @@ def write(
     data_sha256: str,
 ) -> None:
     """Replace the file of results as a whole. Raises BenchError, and leaves the file as it was."""
-    text = dumps(_content(options, groups, environment, time, data_sha256), indent=1)
-    try:
-        with atomic_write(path) as file:
-            file.write(f"{text}\n".encode())
-    except OSError as error:
-        holds = "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
-        raise BenchError(f"cannot write {path} ({error.strerror}); {holds}") from None
-
-
-def _content(
-    options: TurnOptions, groups: Sequence[Group], environment: Environment, time: str, data_sha256: str
-) -> dict[str, Any]:
-    return {
+    content = {
         "command": anonymous(shlex.join(_command(options))),
         "time": time,
         "ladder": options.ladder.name,
@@ -126,6 +113,12 @@ def _content(
         "environment": environment.model_dump(mode="json"),
         "groups": [_group(options.ladder, group) for group in groups],
     }
+    try:
+        with atomic_write(path) as file:
+            file.write(f"{dumps(content, indent=1)}\n".encode())
+    except OSError as error:
+        holds = "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
+        raise BenchError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
 
 def _command(options: TurnOptions) -> list[str]:

@@ -16,7 +16,7 @@ from shown import in_full
 
 from bench.analysis.warnings import disturbances
 from bench.cli.machine import findings_brief
-from bench.host import checks, doctor, libraries
+from bench.host import checks, doctor
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
 from bench.records.machine import GpuState, State
@@ -212,7 +212,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> None:
-    assert machine.gpus(own_pids={7}) == [
+    assert machine.gpus() == [
         GpuState(
             index=0,
             temperature_celsius=61,
@@ -224,7 +224,7 @@ def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> Non
             power_limit_default_watts=700,
             throttle_reasons=["power cap", "thermal (hardware)"],
             ecc=True,
-            other_processes=1,
+            other_processes=2,
         ),
         GpuState(index=1),
     ]
@@ -659,7 +659,7 @@ onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,sr
 def test_the_library_and_the_kernel_of_each_format_are_those_that_they_name(
     processors: str, advised: bool
 ) -> None:
-    found = libraries.told(BY_LIBRARY.format(mkl=MKL.format(processors)))
+    found = doctor.library_told(BY_LIBRARY.format(mkl=MKL.format(processors)))
     path = processors.removesuffix(" processors")
     kernel = "bfloat16 by oneDNN (brg_matmul:avx512_core_bf16)"
     assert found.value == f"float32 by MKL (for {path}); {kernel}"
@@ -667,12 +667,10 @@ def test_the_library_and_the_kernel_of_each_format_are_those_that_they_name(
 
 
 def test_a_library_that_says_nothing_is_unknown() -> None:
-    assert (libraries.told("format float32\nformat bfloat16\n").value, libraries.told("").value) == (
-        "unknown",
-        "unknown",
-    )
+    for output in ("format float32\nformat bfloat16\n", ""):
+        assert doctor.library_told(output).value == "unknown"
 
 
 @pytest.mark.slow
 def test_some_library_is_named_on_this_machine() -> None:
-    assert "float32 by" in libraries.matrix_library().value
+    assert "float32 by" in doctor.matrix_library().value

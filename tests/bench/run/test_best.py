@@ -11,9 +11,9 @@ from samples import MACHINE
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.record import append
-from bench.run import best
-from bench.run.best import with_best
+from bench.run import suited
 from bench.run.command import Options, worker_command
+from bench.run.suited import with_best
 
 CLIMB = """name: climb
 workload: {model: tiny, data: synthetic, seq_len: 32}
@@ -89,7 +89,7 @@ def test_its_own_changes_go_before_what_was_found(climb: Ladder, tmp_path: Path)
 def test_without_results_it_takes_all_that_this_machine_supports_and_says_so(
     climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(best, "suited", lambda ladders: (load(ladders[0]).carrying(without=["b"]), ["b"]))
+    monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]).carrying(without=["b"]), ["b"]))
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
     assert (ladder.rung("ours").toggles.attention, ladder.rung("ours").toggles.adamw) == ("explicit", "fused")
     assert note == (
@@ -102,7 +102,7 @@ def test_results_of_another_machine_or_model_are_not_taken(
     climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(climb, tmp_path / "out", a=100, b=300, c=200)
-    monkeypatch.setattr(best, "suited", lambda ladders: (load(ladders[0]), []))
+    monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]), []))
     other = MACHINE.model_copy(update={"chip": "NVIDIA L4"})
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", other)
     assert ladder.rung("ours").toggles.adamw == "fused"
@@ -125,7 +125,7 @@ def test_a_ladder_that_names_itself_or_none_is_refused(tmp_path: Path) -> None:
 
 def test_this_machine_is_asked_for_what_it_supports() -> None:
     """In a process of its own: a GPU that is not here leaves the ladder of the CPU."""
-    found, _ = best.suited([Path("cpu")])
+    found, _ = suited.suited([Path("cpu")])
     assert found.own[0].toggles.device == "cpu"
     assert [rung.name for rung in found.own if rung.again] == []
     assert found.rung("SDPA").toggles.attention == "sdpa"
@@ -153,7 +153,7 @@ def test_a_run_that_was_broken_off_is_not_taken_for_what_was_found(
     climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(climb, tmp_path / "out", a=100)
-    monkeypatch.setattr(best, "suited", lambda ladders: (load(ladders[0]), []))
+    monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]), []))
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
     assert ladder.rung("ours").toggles.adamw == "fused"
     assert "has no results here" in note

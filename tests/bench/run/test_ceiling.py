@@ -195,7 +195,7 @@ def test_attentions_result_is_held_until_a_lazy_device_has_run_it(monkeypatch: p
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(ceiling, "sustained", run)
-    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Timing(Cpu(), 1.0, Steady()))
+    ceiling._attention(8, SMALL, "float32", math.inf, Timing(Cpu(), 1.0, Steady()))
     assert held[0]
 
 

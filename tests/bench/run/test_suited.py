@@ -14,7 +14,7 @@ from bench.ladder.sweep_axis import parse_all
 from bench.run import suited
 from bench.run.command import Options, worker_command
 from bench.run.suited import supported
-from bench.run.sweep.candidate import as_ladder
+from bench.run.sweep import as_ladder
 from gpt2.training.reexec import python
 
 CLIMB = """name: climb

@@ -87,7 +87,7 @@ class Run:
     def agent(self, store: Memory, stop: Stop) -> Agent:
         asked = ProbeResult(environment=MACHINE, memory_bytes={})
         processes = Executor(self.ladder, Options(), self.scratch, "", asked, Silent())
-        return Agent(self.ladder, at(1), store, processes, Silent(), stop)
+        return Agent(at(1), store, processes, stop)
 
     def exit_of_node_1(self, meanwhile: Callable[[Memory, Stop], object]) -> tuple[int, str]:
         """How it ends, which runs in a thread of its own."""
@@ -300,7 +300,7 @@ LOST = Outcome(status="failed", error="was lost: its store was closed")
 def test_the_side_that_was_the_cause_is_named_first(
     mine: Outcome, theirs: Outcome, status: str, first: str
 ) -> None:
-    found = verdict(at(0), {0: mine, 1: theirs}, lost={1} if theirs is LOST else ())
+    found = verdict(at(0), {0: mine, 1: theirs})
     assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
 
 

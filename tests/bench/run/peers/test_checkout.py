@@ -19,8 +19,7 @@ from bench.ladder.ladder import Ladder, LadderError, Protocol, load
 from bench.ladder.peers import PEERS, Line
 from bench.run.command import Options, external_command
 from bench.run.peers.checkout import MissingPeer, commit, locate, locate_and_check, script
-from bench.run.peers.log_timing import LogTiming
-from bench.run.peers.trainer_log import LogError, TrainerLog
+from bench.run.peers.trainer_log import LogError, LogTiming, TrainerLog
 from bench.run.runner import missing_peers
 
 NANOGPT = """\

@@ -26,7 +26,7 @@ from bench.process.pty_process import Program, Usage
 from bench.records.record import Outcome, Record, read
 from bench.run.command import Options
 from bench.run.peers import external
-from bench.run.peers.child_env import peer_variables, processors
+from bench.run.peers.checkout import peer_variables, processors
 from bench.run.runner import run
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_allocator
@@ -331,7 +331,7 @@ def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer, timed: T
 
 def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr("bench.run.peers.child_env.one_cpu_per_core", lambda: [0, 2])
+    monkeypatch.setattr("bench.run.peers.checkout.one_cpu_per_core", lambda: [0, 2])
     found = {n: processors(Toggles(device="cpu", threads=n), PEERS["jax"]) for n in (1, 2, 3, 4)}
     assert found == {1: [0], 2: [0, 2], 3: [0, 2, 1], 4: None}
     assert processors(Toggles(device="cuda"), PEERS["jax"]) is None

@@ -19,8 +19,7 @@ from bench.records.record import Record
 from bench.report.caption import caption
 from bench.report.winner_ladder import ladder_to
 from bench.run.runner import lacks
-from bench.run.sweep.candidate import as_ladder
-from bench.run.sweep.search import Search
+from bench.run.sweep import Search, as_ladder
 from gpt2.config.toggles import Toggles
 
 RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"
