@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.data.batches import GENERATED, Batches, Corpus, not_the_known, open_corpus
 from gpt2.data.batches import KNOWN as KNOWN_TEXTS
-from gpt2.data.documents import FirstTokens, in_new_order, open_validation
+from gpt2.data.documents import in_new_order
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards
+from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError, cache_dir
 from gpt2.files.listing import listed, printable
 from gpt2.pretrain.config import Run
@@ -106,7 +107,7 @@ def _shards(run: Run, source: Source) -> Data:
         elif name == GENERATED:  # the same distribution with another seed
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
-            validation = open_validation(name, folder, vocab_size=vocab_size)
+            validation = open_validation(name, folder, vocab_size)
         else:
             raise DataError(
                 f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
@@ -117,7 +118,7 @@ def _shards(run: Run, source: Source) -> Data:
     notes = [files, *batches.warnings, *odd]
     if index and differs_from_known(index.corpus):
         notes.append(not_the_known(name))
-    if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
+    if isinstance(corpus, Shards) and isinstance(validation, Shards):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
         notes += [
             f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its "
@@ -131,7 +132,7 @@ def _shards(run: Run, source: Source) -> Data:
 
 def _taken(what: str, corpus: Corpus | None) -> str:
     """Return a description of a corpus's files for the user; empty where it has no shards on disk."""
-    if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
+    if not isinstance(corpus, Shards) or not corpus.files:
         return ""
     return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
 
@@ -192,7 +193,7 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
         raise DataError(f"{name} is no folder of shards; make one by: {way}")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
-    return open_validation(name, folder, vocab_size=vocab_size)
+    return open_validation(name, folder, vocab_size)
 
 
 def _validates(run: Run) -> bool:
@@ -209,7 +210,7 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
     folder = _named(name)
     if folder is not None:
-        corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
+        corpus = open_validation(name, folder, run.workload.config.vocab_size)
         return corpus, _taken("validated on", corpus), []
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus

@@ -24,8 +24,8 @@ from places import ROOT
 from gpt2.data.batches import open_corpus
 from gpt2.data.corpora.prepare import Progress, prepare
 from gpt2.data.corpora.sources import stem_of
-from gpt2.data.documents import open_validation
 from gpt2.data.index import Index, damaged, read_index, to_nanogpt
+from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError
 
 TEXTS = streams.documents(600)
