@@ -37,6 +37,7 @@ class Cpu(Device):
     kind = "cpu"
     _run_peak = 0
     shared_by_ranks = True
+    out_of_memory = ("can't allocate memory",)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         value = getattr(toggles, toggle)
@@ -76,9 +77,6 @@ class Cpu(Device):
         if self._cleared:
             return PeakMemory(bytes=peak, method="resident, window (VmHWM)", run_bytes=run_peak)
         return PeakMemory(bytes=run_peak, method="resident, whole run (ru_maxrss)", run_bytes=run_peak)
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def chip(self) -> str:
         if name := named_by(cpuinfo()):
