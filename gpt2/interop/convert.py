@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpt2.config.workload import GPT2Config
-from gpt2.data.tokenizer_files import SIZE, tokenizer_files
+from gpt2.config.workload import TEXT_VOCABULARY, GPT2Config
+from gpt2.data.tokenizer_files import tokenizer_files
 from gpt2.files.atomic import atomic_folder, atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.listing import name_problem
@@ -143,10 +143,11 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
         gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
         warnings.warn(f"{path}: {gelu}", ConvertWarning, stacklevel=3)
     if linear and config.vocab_size == NANOGPT_ROWS:
-        weights["wte.weight"] = weights["wte.weight"][:SIZE].clone()
-        config = replace(config, vocab_size=SIZE, padded_vocab_size=SIZE)
-        cut = f"{NANOGPT_ROWS - SIZE} rows that no token has are cut; they had a small share of its softmax"
-        warnings.warn(f"{path}: {cut}", ConvertWarning, stacklevel=3)
+        weights["wte.weight"] = weights["wte.weight"][:TEXT_VOCABULARY].clone()
+        config = replace(config, vocab_size=TEXT_VOCABULARY, padded_vocab_size=TEXT_VOCABULARY)
+        cut = f"{NANOGPT_ROWS - TEXT_VOCABULARY} rows that no token has are cut"
+        share = "they had a small share of its softmax"
+        warnings.warn(f"{path}: {cut}; {share}", ConvertWarning, stacklevel=3)
     return config, weights
 
 
@@ -175,12 +176,12 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
     tokenizer. Raises ConvertError where the folder exists and is not empty, or cannot be written.
     """
     assert_fit(config, weights)
-    published = config.vocab_size == SIZE
+    published = config.vocab_size == TEXT_VOCABULARY
     described = {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, values in HUGGINGFACE_MATHS.items()},
         **sizes_of(config, n_ctx="n_positions"),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), SIZE - 1 if published else None),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), TEXT_VOCABULARY - 1 if published else None),
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
         "tie_word_embeddings": True,
     }
@@ -190,8 +191,8 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
             files |= tokenizer_files(config.n_ctx)
         except DataError as error:
             warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
-    elif config.vocab_size > SIZE:
-        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {SIZE}"
+    elif config.vocab_size > TEXT_VOCABULARY:
+        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {TEXT_VOCABULARY}"
         warnings.warn(f"{folder} gets no tokenizer: {more}", ConvertWarning, stacklevel=2)
     named = {f"transformer.{name}": _transposed(name, float32(tensor)) for name, tensor in weights.items()}
     with _new_folder(folder) as part:

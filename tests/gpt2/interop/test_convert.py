@@ -19,7 +19,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.data.tokenizer_files import other_vocabulary, write_tokenizer
+from gpt2.data.tokenizer_files import other_vocabulary, tokenizer_files
 from gpt2.interop import convert
 from gpt2.interop.convert import (
     ConvertError,
@@ -389,6 +389,11 @@ def test_an_export_that_is_broken_off_leaves_nothing(tmp_path: Path, monkeypatch
 
 
 # --- the tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    for name, text in tokenizer_files(n_ctx=1024).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_the_merges_and_the_vocabulary_are_those_that_openai_published(
