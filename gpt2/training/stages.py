@@ -165,12 +165,12 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     """Narrow, convert to float8 and compile the model, then replicate it or shard it over the ranks."""
     import torch
 
-    from gpt2.model import cpp_build
+    from gpt2.model import brgemm
     from gpt2.model.float8 import to_float8
     from gpt2.training import distributed
 
     if toggles.attention == "brgemm":
-        cpp_build.library()  # now, so that a failure to compile shows before the run writes anything
+        brgemm.library()  # now, so that a failure to compile shows before the run writes anything
     if toggles.weights != "float32":
         model.narrow(getattr(torch, toggles.weights))
     if toggles.float8 != "none":
