@@ -22,9 +22,8 @@ from gpt2.model.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.model.autograd import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.model.bias_gradients import BiasedGelu, BiasedSplit
 from gpt2.model.brgemm import BrgemmAttention
-from gpt2.model.float8 import int8_multiplication
 from gpt2.model.fused_loss import FusedCrossEntropy
-from gpt2.model.kernel_libraries import cut_cross_entropy, flash4_attention, layer_norm
+from gpt2.model.kernel_libraries import cut_cross_entropy, flash4_attention, int8_multiplication, layer_norm
 from gpt2.model.tuned_linear import onednn_linear, tuned_linear
 
 if TYPE_CHECKING:

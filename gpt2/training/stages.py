@@ -166,7 +166,7 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     import torch
 
     from gpt2.model import brgemm
-    from gpt2.model.float8 import to_float8
+    from gpt2.model.kernel_libraries import to_float8
     from gpt2.training import distributed
 
     if toggles.attention == "brgemm":
