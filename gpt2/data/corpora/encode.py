@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -105,11 +105,14 @@ class Encoder:
         """
         leave_out = self._warn is not None and documents.kind != "text"
         waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
+        if position is not None:
+            documents.load_state_dict(position)
         try:
-            for began, pieces in _batches(documents, position):
+            for pieces, following in groups(documents, documents.state_dict, BATCH_PIECES, BATCH_CHARS):
                 characters = sum(len(piece.text) for piece in pieces)
                 work = self._pool.submit(encode, pieces) if self._pool else pieces
-                waiting.append((began, characters, work))
+                waiting.append((position, characters, work))
+                position = following
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
                     yield self._finished(*waiting.popleft(), leave_out)
             while waiting:
@@ -136,22 +139,20 @@ class Encoder:
         return Batch(position, characters, tokens)
 
 
-def _batches(
-    documents: Documents, position: dict[str, Any] | None
-) -> Iterator[tuple[dict[str, Any] | None, list[Piece]]]:
-    if position is not None:
-        documents.load_state_dict(position)
-    pieces: list[Piece] = []
+def groups(
+    pieces: Iterable[Piece], position: Callable[[], dict[str, Any]], most_pieces: int, most_characters: int
+) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+    """Yield the pieces in groups, each ended as it reaches a limit, with position() as it is after them."""
+    group: list[Piece] = []
     characters = 0
-    for piece in documents:
-        pieces.append(piece)
+    for piece in pieces:
+        group.append(piece)
         characters += len(piece.text)
-        if characters >= BATCH_CHARS or len(pieces) >= BATCH_PIECES:
-            following = documents.state_dict()  # before reading on
-            yield position, pieces
-            pieces, characters, position = [], 0, following
-    if pieces:
-        yield position, pieces
+        if len(group) >= most_pieces or characters >= most_characters:
+            yield group, position()
+            group, characters = [], 0
+    if group:
+        yield group, position()
 
 
 class Tokens:

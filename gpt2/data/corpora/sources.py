@@ -32,7 +32,7 @@ from gpt2.data.corpora.readers import (
     text_column_of,
 )
 from gpt2.data.splits import files_of_split, split_of
-from gpt2.files.cache import DataError, changed, readable, sha256_of
+from gpt2.files.cache import DataError, readable, sha256_of
 from gpt2.files.listing import files_below, listed, printable
 from gpt2.text import end_of_text_written
 
@@ -97,13 +97,13 @@ class Documents:
 
     def check_unchanged(self) -> None:
         """Raise DataError where a local file differs from what `source` recorded."""
-        sums = [sha256 for _, sha256 in self.source["files"]]
-        try:
-            other = changed({Path(f): sha256 for f, sha256 in zip(self.files, sums, strict=True) if sha256})
-        except OSError as error:
-            raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
-        if other:
-            raise DataError(f"{other} changed while it was read; begin anew once nothing writes to it")
+        for file, (_, sha256) in zip(self.files, self.source["files"], strict=True):
+            try:
+                same = not sha256 or sha256_of(Path(file)) == sha256
+            except OSError as error:
+                raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
+            if not same:
+                raise DataError(f"{file} changed while it was read; begin anew once nothing writes to it")
 
     @property
     def warnings(self) -> list[str]:

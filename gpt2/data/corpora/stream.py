@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt2.data.corpora.encode import encode_one, processors
+from gpt2.data.corpora.encode import encode_one, groups, processors
 from gpt2.data.corpora.sources import Documents, Piece
 from gpt2.data.shards import Shards
 from gpt2.files.cache import DataError
@@ -105,7 +105,6 @@ class StreamedBatches:
         held_out: HeldOut | None = None,
         block_documents: int = BLOCK_DOCUMENTS,
         state: dict[str, Any] | None = None,
-        threads: int | None = None,
     ) -> None:
         assert tokens_per_step % seq_len == 0
         self.seq_len, self.seed = seq_len, seed
@@ -118,7 +117,7 @@ class StreamedBatches:
         if documents.kind == "text":
             self._identity["piece_chars"] = PIECE_CHARS
         documents.cut(PIECE_CHARS)
-        self._documents, self._threads = documents, threads or min(processors(), 8)
+        self._documents = documents
         place, skip, first = _BlockPosition(0, 0, None), 0, 0
         if state is not None:
             _refuse_others(state, self._identity, documents.name)
@@ -197,14 +196,15 @@ class StreamedBatches:
 
     def _read(self, place: _BlockPosition) -> Iterator[_Block]:
         """Yield blocks from `place` on, without end; runs in a thread of its own, ahead of the trainer."""
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="tokenise") as pool:
+        with ThreadPoolExecutor(min(processors(), 8), thread_name_prefix="tokenise") as pool:
             epoch, number, position = place
             while True:
                 self._documents.restart([self.seed, epoch])
                 if position is not None:
                     self._documents.load_state_dict(position)
                 begun = position is not None
-                for pieces, following in self._pieces():
+                most, now = self._identity["block_documents"], self._documents.state_dict
+                for pieces, following in groups(self._pieces(), now, most, BLOCK_CHARS):
                     begun = True
                     tokens = _encoded(pool, pieces)
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
@@ -224,22 +224,13 @@ class StreamedBatches:
             self._documents.check_unchanged()
             raise
 
-    def _pieces(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
-        """Yield the documents of each block, and the position after it."""
-        pieces: list[Piece] = []
-        characters = 0
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the documents that are not held out."""
         for piece in self._documents_read():
             if self._ending:
                 raise DataError("the process is ending")
-            if self._held_out and _digest(piece) in self._held_out:
-                continue
-            pieces.append(piece)
-            characters += len(piece.text)
-            if len(pieces) >= self._identity["block_documents"] or characters >= BLOCK_CHARS:
-                yield pieces, self._documents.state_dict()
-                pieces, characters = [], 0
-        if pieces:
-            yield pieces, self._documents.state_dict()
+            if not self._held_out or _digest(piece) not in self._held_out:
+                yield piece
 
 
 def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:
