@@ -144,21 +144,16 @@ class _Job:
                 torn.unlink()
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
-            entry = yield from self._shard("val", tokens, self._val_tokens)
+            entry = yield from self._shard("val", tokens, self._val_tokens, estimated=False)
             self._keep([entry], None)
         place = self.index.position or {"state": None, "skip": 0, "taken": 0, "documents": 0, "characters": 0}
         limit = None if self.asked.max_tokens is None else self.asked.max_tokens - place["taken"]
         tokens = Tokens(encoder.encoded(self.training, place["state"]), limit=limit, place=place)
-        estimate = _total(self.asked, self.training)
-
-        def total() -> float | None:
-            return estimate(tokens, self.index)
-
         if not self.index.shards:
-            entry = yield from self._shard("val", tokens, self._val_tokens, total)
+            entry = yield from self._shard("val", tokens, self._val_tokens)
             self._keep([entry] if tokens.more() else self._tenth(entry), tokens.position())
         while tokens.more():
-            entry = yield from self._shard("train", tokens, self.asked.shard_tokens, total)
+            entry = yield from self._shard("train", tokens, self.asked.shard_tokens)
             self._keep([entry], tokens.position())
         if not any(entry["split"] == "train" for entry in self.index.shards):
             raise DataError(f"corpus {self.index.name!r} holds no training tokens")
@@ -172,9 +167,12 @@ class _Job:
         return self.asked.val_tokens or self.asked.shard_tokens
 
     def _shard(
-        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None] = lambda: None
+        self, split: str, tokens: Tokens, wanted: int, *, estimated: bool = True
     ) -> Generator[Progress, None, dict[str, Any]]:
-        """Write the next shard of a split, and return its entry in the index."""
+        """Write the next shard of a split, and return its entry in the index.
+
+        estimated: whether to estimate the time left, as tokens of the training corpus allow.
+        """
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
@@ -184,7 +182,8 @@ class _Job:
                 part = tokens.take(wanted - count)
                 file.write(part.tobytes())
                 count += len(part)
-                yield self._progress(path.name, count, tokens.documents - before, total())
+                total = self._total(tokens) if estimated else None
+                yield self._progress(path.name, count, tokens.documents - before, total)
             if not count:
                 raise DataError(f"corpus {self.index.name!r} holds no {split} tokens")
             file.seek(0)
@@ -217,6 +216,18 @@ class _Job:
         index.documents = sum(entry["documents"] for entry in index.shards)
         index.position = position
         index.write(self.folder)
+
+    def _total(self, tokens: Tokens) -> float | None:
+        """Estimate the tokens of all shards together from those of the training corpus so far."""
+        documents = self.training
+        found = documents.tokens
+        if documents.bytes_of_text and tokens.characters:
+            found = tokens.taken * documents.bytes_of_text / tokens.characters
+        elif documents.documents and tokens.documents:
+            found = tokens.taken * documents.documents / tokens.documents
+        limits = [limit for limit in (found, self.asked.max_tokens) if limit is not None]
+        apart = self.index.shards[0]["tokens"] if self.validation is not None else 0
+        return apart + min(limits) if limits else None
 
     def _progress(self, file: str, count: int, documents: int, total: float | None) -> Progress:
         tokens = self.index.tokens + count
@@ -282,24 +293,6 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
             other = "was prepared from other files, or by an older version, which kept no checksums of them"
             what = other if key == "files" else f"was prepared with {changed}"
             raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
-
-
-def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """Return an estimator of the number of tokens in all shards together; it gives None where unknown."""
-    whole, of_text = documents.documents, documents.bytes_of_text
-
-    def estimate(tokens: Tokens, index: Index) -> float | None:
-        other = "first tokens of" not in index.validation
-        apart = sum(entry["tokens"] for entry in index.shards[:1]) if other else 0
-        found = documents.tokens
-        if of_text and tokens.characters:
-            found = tokens.taken * of_text / tokens.characters
-        elif whole and tokens.documents:
-            found = tokens.taken * whole / tokens.documents
-        limits = [limit for limit in (found, asked.max_tokens) if limit is not None]
-        return apart + min(limits) if limits else None
-
-    return estimate
 
 
 def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:

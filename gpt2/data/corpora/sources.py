@@ -121,7 +121,7 @@ class Documents:
         column = f", column {self.text_column!r}" if self.kind != "text" else ""
         return f"{listed(names)}{column}"
 
-    @property
+    @cached_property
     def bytes_of_text(self) -> int | None:
         """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
         if self.kind == "parquet" or not all(map(_is_local, self.files)):
@@ -130,7 +130,7 @@ class Documents:
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
-    @property
+    @cached_property
     def documents(self) -> int | None:
         """Number of documents in local Parquet files, else None."""
         if self.kind != "parquet" or not all(map(_is_local, self.files)):
