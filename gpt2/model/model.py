@@ -313,6 +313,12 @@ class GPT2(nn.Module):
         return value
 
 
+def shapes(config: GPT2Config) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters by name, in the model's order; padding rows included."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
+
+
 def build(config: GPT2Config, seed: int | None, device: torch.device) -> GPT2:
     """Make a GPT-2 on `device` with the weights of `seed`, initialising nothing twice.
 

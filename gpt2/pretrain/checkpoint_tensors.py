@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from gpt2.config.workload import GPT2Config
 from gpt2.files.atomic import new_folder
 from gpt2.files.listing import name_problem
-from gpt2.model.model import GPT2, build
+from gpt2.model.model import GPT2, build, shapes
 from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, read, seal
 from gpt2.training import distributed
 from gpt2.training.train import Training
@@ -88,9 +88,7 @@ def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
     """
     saved = read(folder)
     config = saved.shape.config
-    with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
-    found = {name: torch.empty(shape) for name, shape in shapes.items()}
+    found = {name: torch.empty(shape) for name, shape in shapes(config).items()}
     _read(folder, saved, {f"model.{name}": tensor for name, tensor in found.items()})
     return config, found
 

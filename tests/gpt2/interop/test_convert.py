@@ -29,8 +29,7 @@ from gpt2.interop.convert import (
     write_llmc,
     write_nanogpt,
 )
-from gpt2.interop.weight_files import shapes
-from gpt2.model.model import GPT2, GPT2Config, build
+from gpt2.model.model import GPT2, GPT2Config, build, shapes
 from gpt2.text import gpt2_encoding
 
 SMALL = GPT2Config(n_layer=3, n_head=2, n_embd=32, n_ctx=48, vocab_size=301)
