@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
-from gpt2.config.workload import PRESETS, GPT2Config, flops_per_token
+from gpt2.config.workload import GPT2Config
 from gpt2.model.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.model.autograd import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.model.bias_gradients import BiasedGelu, BiasedSplit
@@ -28,8 +28,6 @@ from gpt2.model.tuned_linear import onednn_linear, tuned_linear
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-__all__ = ["GPT2", "PRESETS", "GPT2Config", "build", "causal_attention", "flops_per_token"]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from gpt2.config.workload import GPT2Config
 from gpt2.data.tokenizer_files import other_vocabulary, tokenizer_files
 from gpt2.interop import convert
 from gpt2.interop.convert import (
@@ -29,7 +30,7 @@ from gpt2.interop.convert import (
     write_llmc,
     write_nanogpt,
 )
-from gpt2.model.model import GPT2, GPT2Config, build, shapes
+from gpt2.model.model import GPT2, build, shapes
 from gpt2.text import gpt2_encoding
 
 SMALL = GPT2Config(n_layer=3, n_head=2, n_embd=32, n_ctx=48, vocab_size=301)

@@ -27,8 +27,9 @@ from trainings import start_on_a_cpu as start
 from gpt2.config.constraints import check
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.config.workload import PRESETS
 from gpt2.hardware.kernel_packages import missing
-from gpt2.model.model import PRESETS, LayerNorm, build
+from gpt2.model.model import LayerNorm, build
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import attention_kernel, profile
 from gpt2.proofs.prove import prove
