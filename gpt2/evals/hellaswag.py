@@ -73,26 +73,22 @@ def load(path: Path | None = None) -> list[Example]:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
+    reader = TypeAdapter(Example)
     numbered = enumerate(lines, start=1)
-    examples = [_parse(line, f"{source}:{number}") for number, line in numbered if line.strip()]
+    examples = [_parse(reader, line, f"{source}:{number}") for number, line in numbered if line.strip()]
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
     return examples
 
 
-def _parse(line: bytes, where: str) -> Example:
+def _parse(reader: TypeAdapter[Example], line: bytes, where: str) -> Example:
     try:
-        return _reader().validate_json(line)
+        return reader.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         advice = f"each line should be one example, as in HellaSwag's {NAME}"
         raise DataError(f"{where}: {what}; {advice}") from None
-
-
-@cache
-def _reader() -> TypeAdapter[Example]:
-    return TypeAdapter(Example)
 
 
 def _find() -> Path:
@@ -116,22 +112,26 @@ class Choice:
 @cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
     """Return the four texts of an example in one style. Raises DataError without the vocabulary."""
-    return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
+    return tuple(_completion(example) if style == "completion" else _harness(example))
 
 
-def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
-    context = encode(example.ctx)
-    endings = [encode(f" {ending}") for ending in example.endings]
+def _encoded(part: str) -> list[int]:
+    return text.encode(part).tolist()
+
+
+def _completion(example: Example) -> list[Choice]:
+    context = _encoded(example.ctx)
+    endings = [_encoded(f" {ending}") for ending in example.endings]
     return [Choice(np.array(context + ending, dtype=TOKEN), len(ending), len(ending)) for ending in endings]
 
 
-def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
+def _harness(example: Example) -> list[Choice]:
     query = _cleaned(f"{example.activity_label}: {example.ctx_a} {example.ctx_b.capitalize()}")
     # Trailing spaces of the context are scored with the ending: in this vocabulary a space begins a word.
-    context = encode(query.rstrip())
+    context = _encoded(query.rstrip())
     found = []
     for ending in map(_cleaned, example.endings):
-        scored = encode(f"{query} {ending}")[len(context) :]
+        scored = _encoded(f"{query} {ending}")[len(context) :]
         # The first token needs a predecessor; the harness uses <|endoftext|> where there is no context.
         tokens = np.array((context or [END_OF_TEXT]) + scored, dtype=TOKEN)
         found.append(Choice(tokens, len(scored), len(ending)))
@@ -142,12 +142,6 @@ def _cleaned(raw: str) -> str:
     """Remove the bracketed marks of WikiHow as the harness does, which may leave spaces behind."""
     unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
     return unmarked.replace("  ", " ")
-
-
-STYLES: dict[Style, Callable[[Example, Callable[[str], list[int]]], list[Choice]]] = {
-    "completion": _completion,
-    "harness": _harness,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
