@@ -101,12 +101,14 @@ def prepare(
     a damaged or unreachable corpus, or a full disk.
     """
     asked = Settings(corpus=corpus, **settings)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".lock").open("a").close()
-    except OSError as error:
-        raise DataError(f"cannot write into {folder} ({error.strerror})") from None
-    with _exclusive(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive(folder))
+        except Locked:
+            raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
+        except OSError as error:
+            raise DataError(f"cannot write into {folder} ({error.strerror})") from None
         job = _begin(asked, folder)
         if job is None:
             return
@@ -310,13 +312,3 @@ def _prefix(name: str) -> str:
 
 def _last_part(corpus: str | None) -> str | None:
     return Path(corpus).resolve().name if corpus and Path(os.path.expanduser(corpus)).exists() else corpus
-
-
-@contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second preparation. Raises DataError."""
-    try:
-        with exclusive(folder):
-            yield
-    except Locked:
-        raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
