@@ -101,7 +101,7 @@ def _shards(run: Run, source: Source) -> Data:
     )
     validation: Corpus | None = None
     judged, odd = "", list[str]()
-    if _validates(run):
+    if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif name == GENERATED:  # the same distribution with another seed
@@ -148,7 +148,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
     judged, odd = "", list[str]()
-    if _validates(run):
+    if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif has_validation(name):
@@ -194,10 +194,6 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size)
-
-
-def _validates(run: Run) -> bool:
-    return run.evaluation.val_every > 0
 
 
 def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
