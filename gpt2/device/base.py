@@ -167,10 +167,7 @@ class Device(ABC):
         return None
 
     def energy_joules(self) -> float | None:
-        """Return this device's energy counter in joules, of which differences count; None without one.
-
-        Only the difference of two values is meaningful.
-        """
+        """Return this device's energy counter in joules, of which differences count; None without one."""
         return None
 
     @abstractmethod

@@ -1,7 +1,4 @@
-"""Facts about this host: cores, allocators, compilers, and the CPU's name and flags. Imports no torch.
-
-Imports no torch.
-"""
+"""Facts about this host: cores, allocators, compilers, and the CPU's name and flags. Imports no torch."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ def temp_folder() -> Path | None:
 
 
 def replacement_temp_folder() -> Path | None:
-    """Return plain_folder() where it differs from the usual folder for temporary files; else None."""
+    """Return temp_folder() where it differs from the usual folder for temporary files; else None."""
     folder = temp_folder()
     return None if folder == Path(tempfile.gettempdir()) else folder
 

@@ -50,9 +50,8 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
     """Yield each line's `column` as one document; of a duplicate key, the last value counts.
 
-    Raises DataError.
-
-    null is an empty document, and so is a line without the column, unless it has text in another one.
+    null is an empty document, and so is a line without the column, unless it has text in another one. Raises
+    DataError.
     """
     for file in files:
         for where, record in _records(file):
