@@ -171,6 +171,12 @@ class Batches:
         rows = np.stack([self._row(step * self.sequences_per_step + first + i) for i in range(count)])
         return rows[:, :-1], rows[:, 1:]
 
+    def state(self, step: int) -> None:
+        """Return the position before `step` for a checkpoint: none, as the step alone determines it."""
+
+    def check_unchanged(self) -> None:
+        """Do nothing: shards tell of changes as they are read."""
+
     def _row(self, index: int) -> np.ndarray:
         if self._chunks is not None:
             epoch, place = divmod(index, self._chunks)

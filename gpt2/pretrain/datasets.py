@@ -49,18 +49,8 @@ class Data:
     """None where the run takes no validation loss."""
     facts: dict[str, str]
     """name, and sha256 of the tokens or of a stream's source."""
-    streamed: StreamedBatches | None = None
     notes: tuple[str, ...] = ()
     """Messages for the user: the files trained and validated on, and warnings about them."""
-
-    def check_unchanged(self) -> None:
-        """Raise DataError where a streamed file changed since it was opened; shards tell as they are read."""
-        if self.streamed:
-            self.streamed.check_unchanged()
-
-    def place(self, step: int) -> dict[str, Any] | None:
-        """Return a stream's position before `step`; None for shards, where the step alone determines it."""
-        return self.streamed.state(step) if self.streamed else None
 
 
 def prepared_folder(name: str) -> Path:
@@ -175,7 +165,6 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         batches=streamed,
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
-        streamed=streamed,
         notes=(
             "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
             *dict.fromkeys([*documents.warnings, *odd]),

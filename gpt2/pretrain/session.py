@@ -229,9 +229,9 @@ class Session(Iterator[Event]):
 
     def _keep(self) -> None:
         start = time.monotonic()
-        self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
+        self.data.batches.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
-        looked, place = self._looked == training.number, self.data.place(training.number)
+        looked, place = self._looked == training.number, self.data.batches.state(training.number)
         folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
