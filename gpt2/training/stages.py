@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gpt2.config.toggles import Toggles
@@ -109,21 +109,12 @@ def configure_process(toggles: Toggles, device: Device) -> None:
 
 
 def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
-    """Return the model's config with the toggles that are applied inside the model."""
-    return replace(
-        config,
-        padded_vocab_size=toggles.padded(config.vocab_size),
-        attention=toggles.attention if toggles.attention in MODEL_ATTENTION else "sdpa",
-        recompute=toggles.recompute,
-        cross_entropy=toggles.cross_entropy,
-        tied_gradient=toggles.tied_gradient,
-        gelu=toggles.gelu,
-        products=toggles.products,
-        bias_gradient=toggles.bias_gradient,
-        layer_norm=toggles.layer_norm,
-        residual=toggles.residual,
-        int8=toggles.int8,
-    )
+    """Return the model's config with the toggles that are applied inside it, its fields of the same names."""
+    inside = {each.name for each in fields(config)} & {each.name for each in fields(toggles)}
+    values = {name: getattr(toggles, name) for name in inside}
+    if toggles.attention not in MODEL_ATTENTION:
+        values["attention"] = "sdpa"
+    return replace(config, padded_vocab_size=toggles.padded(config.vocab_size), **values)
 
 
 MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
