@@ -91,8 +91,8 @@ def damaged(folder: Path) -> list[str]:
     return wrong
 
 
-def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write a preparation as nanoGPT's train.bin and val.bin, without headers; returns their paths.
+def to_nanogpt(folder: Path, target: Path) -> None:
+    """Write a preparation as nanoGPT's train.bin and val.bin, without headers.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """
@@ -103,12 +103,9 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
-    written = []
     for split in ("train", "val"):
         with atomic_write(target / f"{split}.bin", DataError, AGAIN) as file:
             for entry in (entry for entry in index.shards if entry["split"] == split):
                 ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
                 for start in range(0, len(ids), 1 << 22):
                     file.write(ids[start : start + (1 << 22)].tobytes())
-        written.append(target / f"{split}.bin")
-    return written

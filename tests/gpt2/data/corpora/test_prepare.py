@@ -111,7 +111,8 @@ def test_the_trainer_finds_the_training_shards_and_the_validation_apart(corpus: 
 
 def test_nanogpt_maps_one_file_without_a_header_per_split(corpus: str, tmp_path: Path) -> None:
     made(corpus, tmp_path / "out")
-    train, val = to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    train, val = (tmp_path / "nano" / f"{split}.bin" for split in ("train", "val"))
     ids = expected(TEXTS)
     assert np.array_equal(np.memmap(train, dtype=np.uint16, mode="r"), ids[5000:])
     assert np.array_equal(np.memmap(val, dtype=np.uint16, mode="r"), ids[:5000])
