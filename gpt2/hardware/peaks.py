@@ -219,10 +219,8 @@ By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bron
 
 def _kind(identity: Mapping[str, str]) -> tuple[tuple[str, int], bool]:
     """Return vendor and family of a core, and whether it takes its widest instructions in halves."""
-    kind, model = (
-        (identity.get("vendor", ""), int(identity.get("family", -1))),
-        int(identity.get("model", -1)),
-    )
+    kind = identity.get("vendor", ""), int(identity.get("family", -1))
+    model = int(identity.get("model", -1))
     one_unit = (*kind, model) == SKYLAKE_SERVER and bool(ONE_UNIT.search(identity.get("name", "")))
     return kind, one_unit or any(model in models for models in HALVES.get(kind, ()))
 
