@@ -101,11 +101,11 @@ class Session(Iterator[Event]):
                 )
         elif options.begin_from:
             checkpoint_tensors.begin_from(options.begin_from, self.training)
-        if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
+        if run.guard.skips:  # which alone has to wait for the device before AdamW
+            if device.lazy:
+                reason = f"{device.kind} runs a step as one program: guard cannot skip one"
+                raise ConfigError(f"{reason}; choose stop or report")
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
-        elif run.guard.skips:
-            reason = f"{device.kind} runs a step as one program: guard cannot skip one"
-            raise ConfigError(f"{reason}; choose stop or report")
         self.evaluations = Evaluations(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds
         self.look_first = not saved.looked

@@ -252,18 +252,19 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     index = read_index(folder)
     if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
-    if index is None and (strangers := sorted(folder.glob("*.bin"))):
-        stranger = f"{folder} holds {strangers[0].name} and no index.json"
-        raise DataError(f"{stranger}; prepare into a folder of its own")
-    if index is not None:
+    if index is None:
+        if strangers := sorted(folder.glob("*.bin")):
+            stranger = f"{folder} holds {strangers[0].name} and no index.json"
+            raise DataError(f"{stranger}; prepare into a folder of its own")
+    else:
         _refuse_others(index.settings, asked.recorded(), folder)
-    local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
-    if index is not None and index.finished and (wrong := damaged(folder)):
-        others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        where = folder / wrong[0]
-        raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
-    if index is not None and index.finished and not local:
-        return None
+        if index.finished:
+            if wrong := damaged(folder):
+                others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+                where = folder / wrong[0]
+                raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
+            if not Path(os.path.expanduser(asked.corpus)).exists():  # a hub's, which is pinned
+                return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
     training = open_documents(asked.corpus, text_column=asked.text_column, revision=revision)
     validation = _validation(asked, training, index)
