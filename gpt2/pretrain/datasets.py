@@ -12,10 +12,18 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2.data.batches import GENERATED, Batches, Corpus, not_the_known, open_corpus
 from gpt2.data.batches import KNOWN as KNOWN_TEXTS
+from gpt2.data.corpora.hub import KNOWN
+from gpt2.data.corpora.sources import (
+    differs_from_known,
+    has_validation,
+    open_documents,
+    open_validation_corpus,
+)
+from gpt2.data.corpora.stream import StreamedBatches, hold_out
 from gpt2.data.documents import in_new_order
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards
@@ -23,9 +31,6 @@ from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError, cache_dir
 from gpt2.files.listing import listed, printable
 from gpt2.pretrain.config import Run
-
-if TYPE_CHECKING:
-    from gpt2.data.corpora.stream import StreamedBatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +79,6 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
 
 
 def _shards(run: Run, source: Source) -> Data:
-    from gpt2.data.corpora.sources import differs_from_known
-
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
     folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
@@ -128,9 +131,6 @@ def _taken(what: str, corpus: Corpus | None) -> str:
 
 
 def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
-    from gpt2.data.corpora.sources import has_validation, open_documents
-    from gpt2.data.corpora.stream import StreamedBatches, hold_out
-
     workload, held_out = run.workload, None
     name = str(source.path) if source.path is not None else workload.data
     # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
@@ -190,9 +190,6 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
     Returns the corpus, a description of its files, and warnings.
     """
-    from gpt2.data.corpora.sources import open_validation_corpus
-    from gpt2.data.corpora.stream import hold_out
-
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, run.workload.config.vocab_size)
@@ -204,8 +201,6 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
 def _named(name: str) -> Path | None:
     """Return a folder of shards, given by path or corpus name; None for texts of that name that are here."""
-    from gpt2.data.corpora.hub import KNOWN
-
     path = Path(os.path.expanduser(name))
     if path.is_dir() and any(path.glob("*.bin")):
         return path
