@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from gpt2.config.toggles import BASELINE, Toggles
 from gpt2.device.base import Batch, PeakMemory
 from gpt2.device.gpu import Gpu
-from gpt2.hardware.kernel_packages import missing
+from gpt2.hardware.host import missing_package
 from gpt2.prefetch import Prefetched, how_many
 
 
@@ -70,7 +70,7 @@ class Cuda(Gpu):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose torch"
         if (toggle, value) == ("attention", "flash4") and not hopper:
             return f"{self.chip()} is older than this kernel (Hopper and later); choose cudnn or flash"
-        if reason := missing(toggle, value):
+        if reason := missing_package(toggle, value):
             return reason
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
