@@ -20,9 +20,6 @@ from gpt2.data.synthetic import Synthetic
 from gpt2.files.cache import DataError, at_hand, cache_dir, download, readable
 from gpt2.text import end_of_text_written, tokenise
 
-__all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
-
-
 GENERATED = "synthetic"
 """Name of the generated corpus, which needs no files."""
 DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")

@@ -53,12 +53,9 @@ class Cuda(Gpu):
 
             if not hasattr(config.triton, "mix_order_reduction"):
                 return f"torch {torch.__version__} mixes none; choose mixed, which is the same there"
-        if toggle == "float8" and value != "none":
-            if capability < (8, 9):
-                return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
-            if not find_spec("torchao"):
-                return "torchao is not here; pip install torchao, or choose none"
-        if (toggle, value) == ("int8", "rowwise") and not find_spec("torchao"):
+        if toggle == "float8" and value != "none" and capability < (8, 9):
+            return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
+        if toggle in ("float8", "int8") and value != "none" and not find_spec("torchao"):
             return "torchao is not here; pip install torchao, or choose none"
         if toggle in ("cross_entropy", "bias_gradient") and value == "triton" and not find_spec("triton"):
             other = "closed_form" if toggle == "cross_entropy" else "torch"

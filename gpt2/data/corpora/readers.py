@@ -114,11 +114,9 @@ def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     where = f"{file}, line {number}"
                     yield where, _record(line, where, first)
                     first = False
-    except gzip.BadGzipFile as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         if number == 0 and "Not a gzipped file" in str(error):
             raise DataError(f"{file} is not compressed by gzip; name it without .gz") from None
-        raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
-    except (EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
     except Exception as error:
         raise explain(file, error) from None
