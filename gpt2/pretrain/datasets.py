@@ -131,7 +131,7 @@ def _taken(what: str, corpus: Corpus | None) -> str:
 
 
 def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
-    workload, held_out = run.workload, None
+    workload, held_out, apart = run.workload, None, ""
     name = str(source.path) if source.path is not None else workload.data
     # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
     revision = place["source"].get("revision") if place else None
@@ -149,9 +149,8 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         else:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
+            apart = f", without its first {held_out.corpus.tokens:,} tokens, which are for validation"
     documents = opened()
-    first = f"{held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
-    apart = f", without its first {first}" if first else ""
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
