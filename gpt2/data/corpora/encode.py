@@ -103,7 +103,7 @@ class Encoder:
         A document that cannot be tokenised is left out with a warning. A text file is one document read in
         pieces; none of it is left out, and a failure raises TokeniseError.
         """
-        leave_out = self._warn is not None and documents.kind != "text"
+        warn = self._warn if documents.kind != "text" else None
         waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
         if position is not None:
             documents.load_state_dict(position)
@@ -114,9 +114,9 @@ class Encoder:
                 waiting.append((position, characters, work))
                 position = following
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
-                    yield self._finished(*waiting.popleft(), leave_out)
+                    yield self._finished(*waiting.popleft(), warn)
             while waiting:
-                yield self._finished(*waiting.popleft(), leave_out)
+                yield self._finished(*waiting.popleft(), warn)
         except BrokenProcessPool:
             raise DataError(
                 "a process that tokenised was ended from outside (out of memory?); run the same again to go "
@@ -128,13 +128,13 @@ class Encoder:
         position: dict[str, Any] | None,
         characters: int,
         work: Future[Encoded] | list[Piece],
-        leave_out: bool,
+        warn: Callable[[str], None] | None,
     ) -> Batch:
         tokens, errors = work.result() if isinstance(work, Future) else encode(work)
         for error in errors:
-            if not leave_out or self._warn is None:
+            if warn is None:
                 raise error
-            self._warn(f"{error}; it is left out")
+            warn(f"{error}; it is left out")
             self.left_out += 1
         return Batch(position, characters, tokens)
 

@@ -127,7 +127,7 @@ class StreamedBatches:
         """Held while a block is being read."""
         self._ending = False
         atexit.register(self._end)
-        self._blocks = Prefetched(self._guarded(self._read(place)), _same, ahead=1)
+        self._blocks = Prefetched(self._guarded(self._read(place)), lambda block: block, ahead=1)
         self._held: deque[_Block] = deque()
         self._used = skip
         """Tokens of the first held block that earlier steps have used."""
@@ -240,10 +240,6 @@ def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:
 
 def _digest(piece: Piece) -> bytes:
     return hashlib.blake2b(piece.text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
-
-
-def _same(block: _Block) -> _Block:
-    return block
 
 
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
