@@ -87,12 +87,15 @@ class Documents:
     def source(self) -> dict[str, Any]:
         """Identity of the corpus, JSON-able; positions are valid only while it is unchanged.
 
-        Local files are identified by their sha256, which takes reading each once; a hub repository by its
-        revision. Raises DataError where a file cannot be read, or changes meanwhile.
+        Local files are identified by their sha256, which takes reading each once, and named without their
+        folder, which may move; a hub repository is identified by its revision. Raises DataError where a file
+        cannot be read, or changes meanwhile.
         """
         with readable(f"corpus {self.name!r}", Path(self.files[0])):
-            sums = [sha256_of(Path(file)) if _is_local(file) else None for file in self.files]
-        files = [[_shown(file), sha256] for file, sha256 in zip(self.files, sums, strict=True)]
+            files = [
+                [printable(Path(file).name), sha256_of(Path(file))] if _is_local(file) else [file, None]
+                for file in self.files
+            ]
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
@@ -124,9 +127,7 @@ class Documents:
     @cached_property
     def bytes_of_text(self) -> int | None:
         """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
-        if self.kind == "parquet" or not all(map(_is_local, self.files)):
-            return None
-        if any(file.endswith(".gz") for file in self.files):
+        if self.kind == "parquet" or any(file.endswith(".gz") or not _is_local(file) for file in self.files):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
@@ -313,11 +314,6 @@ def _kind(name: str, files: Sequence[str]) -> str:
 
 def _is_local(file: str) -> bool:
     return "://" not in file
-
-
-def _shown(file: str) -> str:
-    """Return a local file's name without its folder, which may move; other addresses unchanged."""
-    return printable(Path(file).name) if _is_local(file) else file
 
 
 def _unknown(name: str) -> DataError:
