@@ -5,6 +5,7 @@ index = read_index(Path("data/fineweb-edu"))      # None where there is none
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -52,6 +53,17 @@ class Index:
                 return path
         return None
 
+    def damaged(self, folder: Path) -> list[str]:
+        """Return the shards that are missing or fail their checksum."""
+        wrong = []
+        for entry in self.shards:
+            found = None
+            with contextlib.suppress(OSError), (folder / entry["file"]).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != entry["sha256"]:
+                wrong.append(entry["file"])
+        return wrong
+
     def write(self, folder: Path) -> None:
         """Replace the folder's index.json atomically. Raises DataError."""
         with atomic_write(folder / "index.json", DataError, AGAIN) as file:
@@ -72,23 +84,6 @@ def read_index(folder: Path) -> Index | None:
         other = f"{path} is not an index of version {VERSION}"
         raise DataError(f"{other}; prepare the corpus into another folder")
     return Index(**found)
-
-
-def damaged(folder: Path) -> list[str]:
-    """Return the shards that are missing or fail their checksum. Raises DataError without an index."""
-    index = read_index(folder)
-    if index is None:
-        raise DataError(f"{folder} holds no preparation")
-    wrong = []
-    for entry in index.shards:
-        try:
-            with (folder / entry["file"]).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            found = None
-        if found != entry["sha256"]:
-            wrong.append(entry["file"])
-    return wrong
 
 
 def to_nanogpt(folder: Path, target: Path) -> None:

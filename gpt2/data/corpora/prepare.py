@@ -27,7 +27,7 @@ from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
 from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
-from gpt2.data.index import AGAIN, Index, damaged, read_index
+from gpt2.data.index import AGAIN, Index, read_index
 from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
@@ -259,7 +259,7 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     else:
         _refuse_others(index.settings, asked.recorded(), folder)
         if index.finished:
-            if wrong := damaged(folder):
+            if wrong := index.damaged(folder):
                 others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
                 where = folder / wrong[0]
                 raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
