@@ -229,30 +229,25 @@ class PublishedScore:
     note: str = ""
 
 
-LLMC = "https://github.com/karpathy/llm.c/blob/master/dev"
+LLMC_DEV = "https://github.com/karpathy/llm.c/blob/master/dev"
+LLMC: dict[str, Any] = {"corpus": "webtext", "source": "llm.c", "url": f"{LLMC_DEV}/data/hellaswag.py"}
+PLOTS: dict[str, Any] = LLMC | {
+    "url": f"{LLMC_DEV}/vislog.ipynb",
+    "note": "a line in its plots, beside the share that its trainer counts: by the mean loss",
+}
 POST: dict[str, Any] = {
     "source": "jjschwartz-2024",
     "url": "https://jjschwartz.github.io/blog/scaling-gpt2.html",
 }
-DRAWN = "a line in its plots, beside the share that its trainer counts: by the mean loss"
-
-
-def _openai(
-    model: str, style: Style, acc: float | None, acc_norm: float, file: str, note: str = ""
-) -> PublishedScore:
-    told = {"source": "llm.c", "url": f"{LLMC}/{file}", "note": note}
-    return PublishedScore(model=model, corpus="webtext", style=style, acc=acc, acc_norm=acc_norm, **told)
-
-
 PUBLISHED = (
-    _openai("gpt2", "completion", 0.2859, 0.2955, "data/hellaswag.py"),
-    _openai("gpt2-xl", "completion", 0.3842, 0.4893, "data/hellaswag.py"),
-    _openai("gpt2", "harness", 0.2892, 0.3114, "data/hellaswag.py"),
-    _openai("gpt2-xl", "harness", 0.4004, 0.5089, "data/hellaswag.py"),
-    _openai("gpt2", "completion", None, 0.294463, "vislog.ipynb", DRAWN),
-    _openai("gpt2-medium", "completion", None, 0.375224, "vislog.ipynb", DRAWN),
-    _openai("gpt2-large", "completion", None, 0.431986, "vislog.ipynb", DRAWN),
-    _openai("gpt2-xl", "completion", None, 0.488946, "vislog.ipynb", DRAWN),
+    PublishedScore(model="gpt2", acc=0.2859, acc_norm=0.2955, **LLMC),
+    PublishedScore(model="gpt2-xl", acc=0.3842, acc_norm=0.4893, **LLMC),
+    PublishedScore(model="gpt2", style="harness", acc=0.2892, acc_norm=0.3114, **LLMC),
+    PublishedScore(model="gpt2-xl", style="harness", acc=0.4004, acc_norm=0.5089, **LLMC),
+    PublishedScore(model="gpt2", acc=None, acc_norm=0.294463, **PLOTS),
+    PublishedScore(model="gpt2-medium", acc=None, acc_norm=0.375224, **PLOTS),
+    PublishedScore(model="gpt2-large", acc=None, acc_norm=0.431986, **PLOTS),
+    PublishedScore(model="gpt2-xl", acc=None, acc_norm=0.488946, **PLOTS),
     PublishedScore(model="gpt2", corpus="fineweb-edu", acc=0.2886, acc_norm=0.3007, **POST),
     PublishedScore(model="gpt2-xl", corpus="fineweb-edu", acc=0.3450, acc_norm=0.4122, **POST),
     PublishedScore(model="gpt2", corpus="tinystories", acc=0.2669, acc_norm=0.2631, **POST),
