@@ -109,7 +109,6 @@ class StreamedBatches:
         assert tokens_per_step % seq_len == 0
         self.seq_len, self.seed = seq_len, seed
         self.sequences_per_step = tokens_per_step // seq_len
-        self.warnings: tuple[str, ...] = ()
         self._held_out = held_out.digests if held_out else frozenset()
         self._identity: dict[str, Any] = {"seed": seed, "block_documents": block_documents}
         self._identity |= {"held_out": held_out.corpus.sha256 if held_out else None}
