@@ -173,19 +173,18 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
         raise _no_text(path, head)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            while len(chunk := file.read(piece_chars)) == piece_chars:
+            while chunk := file.read(piece_chars):
                 held += chunk
                 if HOLE in held:
                     raise _no_text(path, head)
+                if len(chunk) < piece_chars:  # the last one
+                    break
                 found = LAST_CUT.match(held)
                 # Without a place so far: the next chunk may add one.
                 end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST
                 if end:
                     yield held[:end]
                     held = held[end:]
-            held += chunk
-            if HOLE in held:
-                raise _no_text(path, head)
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
             place = _first_undecodable(file)

@@ -56,7 +56,7 @@ def evaluate(
     """
     if val_corpus is None and not (hellaswag or hellaswag_file):
         fail("nothing to judge by: say --val-corpus CORPUS, --hellaswag, or both")
-    from gpt2.data.documents import FirstTokens
+    from gpt2.data.shards import Shards
     from gpt2.evals import hellaswag as task
     from gpt2.evals.validation_loss import corpus_loss
     from gpt2.files.listing import listed
@@ -73,7 +73,7 @@ def evaluate(
             loss, tokens = corpus_loss(
                 plain, corpus, tokens=val_tokens, progress=_progress("sequences"), **how
             )
-            names = [path.name for path in corpus.files] if isinstance(corpus, FirstTokens) else []
+            names = [path.name for path in corpus.files] if isinstance(corpus, Shards) else []
             files = f" ({listed(names)})" if names else ""
             of = f"{tokens:,} tokens of {val_corpus} in sequences of {config.n_ctx:,}"
             typer.echo(f"validation loss {loss:.4f} on {of}{files}{learnt}")

@@ -6,7 +6,22 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from gpt2.config.devices import HOST
-from gpt2.config.toggles import SCALES_IN_ADAMW, Toggles, UnsupportedToggle
+from gpt2.config.toggles import FLOAT8, SCALES_IN_ADAMW, Toggles, UnsupportedToggle
+
+BFLOAT16 = {"autocast": "bfloat16"}
+WHOLE = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
+NEEDS: dict[tuple[str, str], dict[str, str]] = {
+    ("products", "onednn"): {"autocast": "float32"},  # which has bfloat16's anyway
+    ("residual", "bfloat16"): BFLOAT16,
+    **{("float8", scaling): BFLOAT16 | WHOLE for scaling in FLOAT8},
+    ("bias_gradient", "triton"): {"gelu": "tanh", "float8": "none"},
+    ("int8", "rowwise"): BFLOAT16 | {"float8": "none"},
+    ("weights", "bfloat16"): BFLOAT16 | {"adamw": "compiled", "weight_casts": "forward"},
+    # A separate scaling pass would round the gradients to bfloat16 once more.
+    ("weight_casts", "optimizer"): BFLOAT16
+    | {"adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"},
+}
+"""By toggle and value, the values that it requires of other toggles."""
 
 
 def check(toggles: Toggles) -> None:
@@ -37,7 +52,7 @@ def _problems(toggles: Toggles) -> Iterator[tuple[str, str]]:
             yield "clip", "only these scale gradients as they read them: set adamw to fused or compiled"
         if toggles.autocast == "float16" or toggles.sharding != "none":
             yield "clip", "float16's scaler and shards have gradients scaled apart; choose separate"
-    needed = _needs(toggles)
+    needed = {name: others for (name, value), others in NEEDS.items() if getattr(toggles, name) == value}
     for name, others in needed.items():
         for other, value in others.items():
             if getattr(toggles, other) != value:
@@ -102,26 +117,3 @@ def _why_not_this_loss(toggles: Toggles) -> str | None:
     if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
         return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
     return None
-
-
-def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
-    """Return, for each toggle in use, the values that it requires of other toggles."""
-    bfloat16 = {"autocast": "bfloat16"}
-    found: dict[str, dict[str, str]] = {}
-    if toggles.products == "onednn":  # which has bfloat16's anyway
-        found["products"] = {"autocast": "float32"}
-    if toggles.residual == "bfloat16":
-        found["residual"] = bfloat16
-    if toggles.float8 != "none":
-        whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
-        found["float8"] = bfloat16 | whole
-    if toggles.bias_gradient == "triton":
-        found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
-    if toggles.int8 != "none":
-        found["int8"] = bfloat16 | {"float8": "none"}
-    if toggles.weights == "bfloat16":
-        found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
-    if toggles.weight_casts == "optimizer":
-        # A separate scaling pass would round the gradients to bfloat16 once more.
-        found["weight_casts"] = bfloat16 | {"adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
-    return found

@@ -20,9 +20,6 @@ from gpt2.data.synthetic import Synthetic
 from gpt2.files.cache import DataError, at_hand, cache_dir, download, readable
 from gpt2.text import end_of_text_written, tokenise
 
-__all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
-
-
 GENERATED = "synthetic"
 """Name of the generated corpus, which needs no files."""
 DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
@@ -170,6 +167,12 @@ class Batches:
         assert first + count <= self.sequences_per_step
         rows = np.stack([self._row(step * self.sequences_per_step + first + i) for i in range(count)])
         return rows[:, :-1], rows[:, 1:]
+
+    def state(self, step: int) -> None:
+        """Return the position before `step` for a checkpoint: none, as the step alone determines it."""
+
+    def check_unchanged(self) -> None:
+        """Do nothing: shards tell of changes as they are read."""
 
     def _row(self, index: int) -> np.ndarray:
         if self._chunks is not None:

@@ -1,13 +1,11 @@
-"""Documents of prepared shards in a new order each epoch, and validation tokens in order. Imports no torch.
+"""Documents of prepared shards in a new order each epoch. Imports no torch.
 
 corpus = in_new_order(open_corpus("fineweb-edu", vocab_size=50257, path=folder), seed=1337)
 batches = Batches(corpus, seq_len=1024, tokens_per_step=524288, seed=1337)       # reads it in sequence
-validation = open_validation("fineweb-edu", folder, vocab_size=50257, tokens=10_485_760)
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +14,8 @@ import numpy as np
 
 from gpt2.data.batches import Corpus
 from gpt2.data.shards import Shards
-from gpt2.data.splits import open_split
 from gpt2.files.atomic import atomic_write
-from gpt2.files.cache import WRITABLE, DataError, cache_dir, readable
+from gpt2.files.cache import WRITABLE, DataError, cache_dir
 
 SEPARATOR = 50256
 """Token id of <|endoftext|>, which precedes each document."""
@@ -134,36 +131,3 @@ def _kept(path: Path) -> np.ndarray | None:
         return np.load(path, mmap_mode="r").view(np.ndarray)  # indexing a plain array is several times faster
     except (FileNotFoundError, ValueError, EOFError):
         return None
-
-
-class FirstTokens:
-    """A Corpus of the first tokens of another one, in order."""
-
-    def __init__(self, corpus: Shards, tokens: int | None = None) -> None:
-        assert corpus.tokens
-        self.name, self.files = corpus.name, corpus.files
-        self.warnings: tuple[str, ...] = corpus.warnings
-        self.tokens: int | None = corpus.tokens if tokens is None else min(tokens, corpus.tokens)
-        if tokens is not None and tokens > corpus.tokens:
-            self.warnings += (f"{tokens} tokens were asked for and {corpus.name!r} has {corpus.tokens}",)
-        self._corpus = corpus
-        digest = hashlib.sha256()
-        for start in range(0, self.tokens, SCANNED):
-            part = self.read(start, min(SCANNED, self.tokens - start))
-            digest.update(np.ascontiguousarray(part, dtype="<u2").data)
-        self.sha256 = digest.hexdigest()
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """See Corpus.read."""
-        assert self.tokens is not None
-        assert start + count <= self.tokens
-        return self._corpus.read(start, count)
-
-
-def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.data.splits); None: all.
-
-    Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
-    """
-    with readable(f"corpus {name!r}", folder):
-        return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)

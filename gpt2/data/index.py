@@ -5,6 +5,7 @@ index = read_index(Path("data/fineweb-edu"))      # None where there is none
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -52,6 +53,17 @@ class Index:
                 return path
         return None
 
+    def damaged(self, folder: Path) -> list[str]:
+        """Return the shards that are missing or fail their checksum."""
+        wrong = []
+        for entry in self.shards:
+            found = None
+            with contextlib.suppress(OSError), (folder / entry["file"]).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != entry["sha256"]:
+                wrong.append(entry["file"])
+        return wrong
+
     def write(self, folder: Path) -> None:
         """Replace the folder's index.json atomically. Raises DataError."""
         with atomic_write(folder / "index.json", DataError, AGAIN) as file:
@@ -74,25 +86,8 @@ def read_index(folder: Path) -> Index | None:
     return Index(**found)
 
 
-def damaged(folder: Path) -> list[str]:
-    """Return the shards that are missing or fail their checksum. Raises DataError without an index."""
-    index = read_index(folder)
-    if index is None:
-        raise DataError(f"{folder} holds no preparation")
-    wrong = []
-    for entry in index.shards:
-        try:
-            with (folder / entry["file"]).open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
-            found = None
-        if found != entry["sha256"]:
-            wrong.append(entry["file"])
-    return wrong
-
-
-def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write a preparation as nanoGPT's train.bin and val.bin, without headers; returns their paths.
+def to_nanogpt(folder: Path, target: Path) -> None:
+    """Write a preparation as nanoGPT's train.bin and val.bin, without headers.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """
@@ -103,12 +98,9 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
-    written = []
     for split in ("train", "val"):
         with atomic_write(target / f"{split}.bin", DataError, AGAIN) as file:
             for entry in (entry for entry in index.shards if entry["split"] == split):
                 ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
                 for start in range(0, len(ids), 1 << 22):
                     file.write(ids[start : start + (1 << 22)].tobytes())
-        written.append(target / f"{split}.bin")
-    return written

@@ -46,8 +46,8 @@ class Shards:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """See Corpus.read; the range may cross shards. Raises DataError where a file has changed."""
-        parts, first = [], int(np.searchsorted(self._ends, start, side="right"))
-        shard = int(np.searchsorted(self._ends, start, side="right"))
+        first = shard = int(np.searchsorted(self._ends, start, side="right"))
+        parts = []
         start -= int(self._ends[shard - 1]) if shard else 0
         while count:
             self._check(shard)  # pages beyond the end of a file that was cut short end the process

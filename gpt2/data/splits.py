@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards, open_shards
-from gpt2.files.cache import DataError
+from gpt2.files.cache import DataError, readable
 from gpt2.files.listing import files_in, listed
 
 Name = Literal["train", "val"]
@@ -111,3 +111,9 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
             f"{taken[0].name} says train",
         )
     return corpus
+
+
+def open_validation(name: str, folder: Path, vocab_size: int) -> Shards:
+    """Open a folder's validation shards, as open_split(). Raises DataError, also where one cannot be read."""
+    with readable(f"corpus {name!r}", folder):
+        return open_split(name, folder, "val", vocab_size)

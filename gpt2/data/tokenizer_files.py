@@ -1,6 +1,6 @@
-"""Write GPT-2's vocabulary as the files that transformers reads, from tiktoken's. Imports no torch.
+"""GPT-2's vocabulary as the files that transformers reads, made of tiktoken's. Imports no torch.
 
-from gpt2.data.tokenizer_files import write_tokenizer; write_tokenizer(Path("tokenizer"))
+for name, text in tokenizer_files(n_ctx=1024).items(): (folder / name).write_text(text, encoding="utf-8")
 """
 
 from __future__ import annotations
@@ -11,33 +11,23 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from gpt2.files.atomic import atomic_write
-from gpt2.files.cache import DataError
-from gpt2.text import gpt2_encoding
+from gpt2.config.workload import TEXT_VOCABULARY
+from gpt2.text import END_OF_TEXT, gpt2_encoding
 
-END_OF_TEXT = "<|endoftext|>"
-SIZE = 50257
-"""Number of tokens in GPT-2's vocabulary; the last is END_OF_TEXT, which is not a merge."""
 SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
-"""sha256 of these tokens as spell() writes them, one per line."""
+"""sha256 of all tokens of GPT-2's vocabulary as spell() writes them, one per line."""
 
 
-def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
-    """Write files from which transformers' AutoTokenizer.from_pretrained(folder) encodes as tiktoken does.
+def tokenizer_files(n_ctx: int) -> dict[str, str]:
+    """Return the files, by name, from which transformers' AutoTokenizer encodes as tiktoken does.
 
-    n_ctx: longest text in tokens that it accepts without a warning. Raises DataError where the vocabulary is
-    not available, or a file cannot be written.
+    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.files.cache.DataError where
+    the vocabulary is not available.
     """
-    for name, text in tokenizer_files(n_ctx).items():
-        with atomic_write(folder / name, DataError) as file:
-            file.write(text.encode())
-
-
-def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
-    """Return the contents of the tokenizer files by name. Raises gpt2.files.cache.DataError."""
     vocabulary = gpt2_encoding()
-    tokens = [vocabulary.decode_single_token_bytes(rank) for rank in range(SIZE - 1)]
-    spelled = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: SIZE - 1}
+    last = TEXT_VOCABULARY - 1  # END_OF_TEXT, which is not a merge
+    tokens = [vocabulary.decode_single_token_bytes(rank) for rank in range(last)]
+    spelled = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: last}
     pairs = (" ".join(spell(part) for part in pair) for pair in merges(tokens))
     config = {
         "tokenizer_class": "GPT2Tokenizer",
@@ -71,7 +61,7 @@ def _is_gpt2(path: Path) -> bool:
             added = {each["content"]: each["id"] for each in content.get("added_tokens", ())}
             ranks = content["model"]["vocab"] | added
         tokens = {rank: token for token, rank in ranks.items()}
-        found = "\n".join(tokens[rank] for rank in range(SIZE))
+        found = "\n".join(tokens[rank] for rank in range(TEXT_VOCABULARY))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not GPT-2's in any case
         return False
     return hashlib.sha256(found.encode(errors="replace")).hexdigest() == SHA256

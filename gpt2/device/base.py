@@ -75,6 +75,8 @@ class Device(ABC):
     """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
     profiler_activities = (ProfilerActivity.CPU,)
     """Activities that torch's profiler must record to see everything that runs."""
+    out_of_memory: tuple[str, ...] = ()
+    """What errors say of too little memory, besides those that have a class of their own."""
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
@@ -165,10 +167,7 @@ class Device(ABC):
         return None
 
     def energy_joules(self) -> float | None:
-        """Return this device's energy counter in joules, of which differences count; None without one.
-
-        Only the difference of two values is meaningful.
-        """
+        """Return this device's energy counter in joules, of which differences count; None without one."""
         return None
 
     @abstractmethod
@@ -181,7 +180,8 @@ class Device(ABC):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether `error` is this device's form of an out-of-memory error."""
-        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        return known or any(each in str(error) for each in self.out_of_memory)
 
     @abstractmethod
     def chip(self) -> str:

@@ -17,17 +17,7 @@ import psutil
 
 from gpt2.config.toggles import Toggles
 from gpt2.device.base import Device, PeakMemory
-from gpt2.hardware import peaks
-from gpt2.hardware.host import (
-    cpuinfo,
-    memory_peak,
-    missing_allocator,
-    missing_brgemm,
-    missing_compiler,
-    named_by,
-    total_memory,
-    usable_cores,
-)
+from gpt2.hardware import host, peaks
 from gpt2.hardware.peaks import Chip
 
 
@@ -37,16 +27,17 @@ class Cpu(Device):
     kind = "cpu"
     _run_peak = 0
     shared_by_ranks = True
+    out_of_memory = ("can't allocate memory",)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         value = getattr(toggles, toggle)
-        if toggle == "allocator" and (missing := missing_allocator(str(value))):
+        if toggle == "allocator" and (missing := host.missing_allocator(str(value))):
             return missing
         compiles = (toggle == "compile" and value != "eager") or (toggle, value) == ("adamw", "compiled")
-        if compiles and (missing := missing_compiler()):
+        if compiles and (missing := host.missing_compiler()):
             return missing
         if (toggle, value) == ("attention", "brgemm"):
-            return missing_brgemm(toggles.autocast)
+            return host.missing_brgemm(toggles.autocast)
         if (toggle, value) == ("affinity", "pinned") and not hasattr(os, "sched_getaffinity"):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
         return super().refuses(toggle, toggles)
@@ -77,11 +68,8 @@ class Cpu(Device):
             return PeakMemory(bytes=peak, method="resident, window (VmHWM)", run_bytes=run_peak)
         return PeakMemory(bytes=run_peak, method="resident, whole run (ru_maxrss)", run_bytes=run_peak)
 
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
-
     def chip(self) -> str:
-        if name := named_by(cpuinfo()):
+        if name := host.named_by(host.cpuinfo()):
             return name
         if sys.platform == "darwin":
             return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
@@ -97,14 +85,14 @@ class Cpu(Device):
         cpu_identity: Mapping[str, str] | None = None,
     ) -> Chip | None:
         # No datasheet gives a CPU's peak; and on a Mac the CPU's name would find the GPU's datasheet.
-        return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
+        return peaks.derived_cpu(host.usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
 
     def memory_bytes(self) -> int | None:
-        return total_memory()
+        return host.total_memory()
 
 
 def _resident_peak() -> int:
-    if (held := memory_peak()) is not None:
+    if (held := host.memory_peak()) is not None:
         return held
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
-from gpt2.device.base import Batch, Device, PeakMemory
-from gpt2.hardware.kernel_packages import missing
+from gpt2.config.toggles import BASELINE, Toggles
+from gpt2.device.base import Batch, PeakMemory
+from gpt2.device.gpu import Gpu
+from gpt2.hardware.host import missing_package
 from gpt2.prefetch import Prefetched, how_many
 
 
-class Cuda(Device):
+class Cuda(Gpu):
     """One NVIDIA or AMD GPU."""
 
     kind = "cuda"
-    _run_peak = 0
+    api = torch.cuda
+    noun = "CUDA device"
+    absent = "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
     ddp_backend = "nccl"
     profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+    # Outside torch's allocator, the driver, cuBLAS and NCCL report it in words of their own.
+    out_of_memory = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
-        if not torch.cuda.is_available():
-            reason = "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
-            raise UnsupportedToggle("device", "cuda", reason)
-        if local_rank >= torch.cuda.device_count():
-            raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
-        self.torch_device = torch.device("cuda", local_rank)
-        self.ddp_device_ids = [local_rank]
+        super().__init__(toggles, local_rank)
         self._cuda_graphs = toggles.cuda_graphs or toggles.launch == "graph"
-        torch.cuda.set_device(local_rank)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         value = getattr(toggles, toggle)
@@ -48,19 +46,16 @@ class Cuda(Device):
         if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))  # only this machine's ranks count
-        if toggle == "world_size" and here > torch.cuda.device_count():
-            return self._too_many_ranks()
+        if toggle == "world_size" and here > self.count():
+            return self.too_many_ranks()
         if (toggle, value) == ("reductions", "apart"):
             from torch._inductor import config
 
             if not hasattr(config.triton, "mix_order_reduction"):
                 return f"torch {torch.__version__} mixes none; choose mixed, which is the same there"
-        if toggle == "float8" and value != "none":
-            if capability < (8, 9):
-                return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
-            if not find_spec("torchao"):
-                return "torchao is not here; pip install torchao, or choose none"
-        if (toggle, value) == ("int8", "rowwise") and not find_spec("torchao"):
+        if toggle == "float8" and value != "none" and capability < (8, 9):
+            return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
+        if toggle in ("float8", "int8") and value != "none" and not find_spec("torchao"):
             return "torchao is not here; pip install torchao, or choose none"
         if toggle in ("cross_entropy", "bias_gradient") and value == "triton" and not find_spec("triton"):
             other = "closed_form" if toggle == "cross_entropy" else "torch"
@@ -72,7 +67,7 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose torch"
         if (toggle, value) == ("attention", "flash4") and not hopper:
             return f"{self.chip()} is older than this kernel (Hopper and later); choose cudnn or flash"
-        if reason := missing(toggle, value):
+        if reason := missing_package(toggle, value):
             return reason
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
@@ -83,21 +78,6 @@ class Cuda(Device):
                 source = "build hopper/ of github.com/Dao-AILab/flash-attention"
                 return f"its package is not here; {source}, or choose cudnn"
         return super().refuses(toggle, toggles)
-
-    def _too_many_ranks(self) -> str:
-        found = torch.cuda.device_count()
-        return f"more ranks than the {found} CUDA device(s) here; choose at most {found}"
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize(self.torch_device)
-
-    def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def seconds_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        return first.elapsed_time(second) / 1e3
 
     def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         def pinned(batch: Batch) -> Batch:
@@ -113,10 +93,6 @@ class Cuda(Device):
         # Batches that feed() has pinned are not copied again.
         return _pinned(tokens).to(self.torch_device, non_blocking=True)
 
-    def release_memory(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
-
     def compilations(self) -> int:
         # Recording a CUDA graph takes time as compiling does; Inductor records anew where an input's address
         # changes. Where its module is not imported, it recorded nothing.
@@ -128,21 +104,14 @@ class Cuda(Device):
         return super().compilations() + recordings
 
     def reset_peak_memory(self) -> None:
-        self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))
         self._retries = self._alloc_retries()
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        super().reset_peak_memory()
 
     def peak_memory(self) -> PeakMemory:
-        peak = torch.cuda.max_memory_allocated(self.torch_device)
-        reserved = torch.cuda.max_memory_reserved(self.torch_device)
-        return PeakMemory(
-            # A recorded CUDA graph's memory pool does not count as allocated (pytorch issue 121932).
-            bytes=reserved if self._cuda_graphs else peak,
-            method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
-            reserved_bytes=reserved,
-            run_bytes=max(peak, self._run_peak),
-            alloc_retries=self._alloc_retries() - self._retries,
-        )
+        peak = replace(super().peak_memory(), alloc_retries=self._alloc_retries() - self._retries)
+        if self._cuda_graphs:  # whose memory pool does not count as allocated (pytorch issue 121932)
+            return replace(peak, bytes=peak.reserved_bytes, method="reserved, window (torch.cuda)")
+        return peak
 
     def segments(self) -> tuple[int, int]:
         found = torch.cuda.memory_snapshot()
@@ -150,20 +119,6 @@ class Cuda(Device):
 
     def _alloc_retries(self) -> int:
         return torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0)
-
-    def chip(self) -> str:
-        return torch.cuda.get_device_name(self.torch_device)
-
-    def count(self) -> int:
-        return torch.cuda.device_count()
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        # Outside torch's allocator, the driver, cuBLAS and NCCL report it in words of their own.
-        said = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-        return super().is_out_of_memory(error) or any(each in str(error) for each in said)
-
-    def memory_bytes(self) -> int | None:
-        return torch.cuda.get_device_properties(self.torch_device).total_memory
 
     def energy_joules(self) -> float | None:
         import pynvml

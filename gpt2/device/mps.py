@@ -14,6 +14,9 @@ class Mps(Device):
     """The GPU of an Apple chip."""
 
     kind = "mps"
+    waits_with_the_lock = True
+    # Metal also refuses a single tensor above a size limit, however much memory is free.
+    out_of_memory = ("MPS backend out of memory", "Invalid buffer size")
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.backends.mps.is_available():
@@ -28,8 +31,6 @@ class Mps(Device):
         if (toggle, value) == ("autocast", "bfloat16") and not torch.backends.mps.is_macos_or_newer(14, 0):
             return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
         return super().refuses(toggle, toggles)
-
-    waits_with_the_lock = True
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
@@ -52,11 +53,6 @@ class Mps(Device):
             reserved_bytes=torch.mps.driver_allocated_memory(),
             run_bytes=run_peak,
         )
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        # Metal also refuses a single tensor above a size limit, however much memory is free.
-        said = ("MPS backend out of memory", "Invalid buffer size")
-        return super().is_out_of_memory(error) or any(each in str(error) for each in said)
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip

@@ -37,6 +37,7 @@ class Xla(Device):
     """A TPU, or several under SPMD, or XLA's CPU backend."""
 
     kind = "xla"
+    out_of_memory = ("RESOURCE_EXHAUSTED",)
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         chosen = "PJRT_DEVICE" in os.environ  # checked before torch_xla sets it itself
@@ -169,9 +170,6 @@ class Xla(Device):
                 for each in metrics.get_chip_usage(chip)
             ]
         return None
-
-    def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or "RESOURCE_EXHAUSTED" in str(error)
 
     def chip(self) -> str:
         return Cpu().chip() if self._on_cpu else _tpu_name()

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from gpt2.data.tokenizer_files import END_OF_TEXT
 from gpt2.model.model import GPT2, Attention
 from gpt2.text import gpt2_encoding
 
@@ -171,10 +170,9 @@ def stream_text(tokens: Iterator[int]) -> Iterator[str]:
     Invalid UTF-8 becomes U+FFFD. Raises gpt2.files.cache.DataError where the vocabulary is not available.
     """
     vocabulary = gpt2_encoding()
-    end = vocabulary.encode_single_token(END_OF_TEXT)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     for token in tokens:
-        if token == end:
+        if token == vocabulary.eot_token:
             break
         if text := decoder.decode(vocabulary.decode_single_token_bytes(token)):
             yield text

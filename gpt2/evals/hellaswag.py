@@ -73,26 +73,22 @@ def load(path: Path | None = None) -> list[Example]:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
+    reader = TypeAdapter(Example)
     numbered = enumerate(lines, start=1)
-    examples = [_parse(line, f"{source}:{number}") for number, line in numbered if line.strip()]
+    examples = [_parse(reader, line, f"{source}:{number}") for number, line in numbered if line.strip()]
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
     return examples
 
 
-def _parse(line: bytes, where: str) -> Example:
+def _parse(reader: TypeAdapter[Example], line: bytes, where: str) -> Example:
     try:
-        return _reader().validate_json(line)
+        return reader.validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
         what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
         advice = f"each line should be one example, as in HellaSwag's {NAME}"
         raise DataError(f"{where}: {what}; {advice}") from None
-
-
-@cache
-def _reader() -> TypeAdapter[Example]:
-    return TypeAdapter(Example)
 
 
 def _find() -> Path:
@@ -116,22 +112,26 @@ class Choice:
 @cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
     """Return the four texts of an example in one style. Raises DataError without the vocabulary."""
-    return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
+    return tuple(_completion(example) if style == "completion" else _harness(example))
 
 
-def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
-    context = encode(example.ctx)
-    endings = [encode(f" {ending}") for ending in example.endings]
+def _encoded(part: str) -> list[int]:
+    return text.encode(part).tolist()
+
+
+def _completion(example: Example) -> list[Choice]:
+    context = _encoded(example.ctx)
+    endings = [_encoded(f" {ending}") for ending in example.endings]
     return [Choice(np.array(context + ending, dtype=TOKEN), len(ending), len(ending)) for ending in endings]
 
 
-def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
+def _harness(example: Example) -> list[Choice]:
     query = _cleaned(f"{example.activity_label}: {example.ctx_a} {example.ctx_b.capitalize()}")
     # Trailing spaces of the context are scored with the ending: in this vocabulary a space begins a word.
-    context = encode(query.rstrip())
+    context = _encoded(query.rstrip())
     found = []
     for ending in map(_cleaned, example.endings):
-        scored = encode(f"{query} {ending}")[len(context) :]
+        scored = _encoded(f"{query} {ending}")[len(context) :]
         # The first token needs a predecessor; the harness uses <|endoftext|> where there is no context.
         tokens = np.array((context or [END_OF_TEXT]) + scored, dtype=TOKEN)
         found.append(Choice(tokens, len(scored), len(ending)))
@@ -142,12 +142,6 @@ def _cleaned(raw: str) -> str:
     """Remove the bracketed marks of WikiHow as the harness does, which may leave spaces behind."""
     unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
     return unmarked.replace("  ", " ")
-
-
-STYLES: dict[Style, Callable[[Example, Callable[[str], list[int]]], list[Choice]]] = {
-    "completion": _completion,
-    "harness": _harness,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,30 +229,25 @@ class PublishedScore:
     note: str = ""
 
 
-LLMC = "https://github.com/karpathy/llm.c/blob/master/dev"
+LLMC_DEV = "https://github.com/karpathy/llm.c/blob/master/dev"
+LLMC: dict[str, Any] = {"corpus": "webtext", "source": "llm.c", "url": f"{LLMC_DEV}/data/hellaswag.py"}
+PLOTS: dict[str, Any] = LLMC | {
+    "url": f"{LLMC_DEV}/vislog.ipynb",
+    "note": "a line in its plots, beside the share that its trainer counts: by the mean loss",
+}
 POST: dict[str, Any] = {
     "source": "jjschwartz-2024",
     "url": "https://jjschwartz.github.io/blog/scaling-gpt2.html",
 }
-DRAWN = "a line in its plots, beside the share that its trainer counts: by the mean loss"
-
-
-def _openai(
-    model: str, style: Style, acc: float | None, acc_norm: float, file: str, note: str = ""
-) -> PublishedScore:
-    told = {"source": "llm.c", "url": f"{LLMC}/{file}", "note": note}
-    return PublishedScore(model=model, corpus="webtext", style=style, acc=acc, acc_norm=acc_norm, **told)
-
-
 PUBLISHED = (
-    _openai("gpt2", "completion", 0.2859, 0.2955, "data/hellaswag.py"),
-    _openai("gpt2-xl", "completion", 0.3842, 0.4893, "data/hellaswag.py"),
-    _openai("gpt2", "harness", 0.2892, 0.3114, "data/hellaswag.py"),
-    _openai("gpt2-xl", "harness", 0.4004, 0.5089, "data/hellaswag.py"),
-    _openai("gpt2", "completion", None, 0.294463, "vislog.ipynb", DRAWN),
-    _openai("gpt2-medium", "completion", None, 0.375224, "vislog.ipynb", DRAWN),
-    _openai("gpt2-large", "completion", None, 0.431986, "vislog.ipynb", DRAWN),
-    _openai("gpt2-xl", "completion", None, 0.488946, "vislog.ipynb", DRAWN),
+    PublishedScore(model="gpt2", acc=0.2859, acc_norm=0.2955, **LLMC),
+    PublishedScore(model="gpt2-xl", acc=0.3842, acc_norm=0.4893, **LLMC),
+    PublishedScore(model="gpt2", style="harness", acc=0.2892, acc_norm=0.3114, **LLMC),
+    PublishedScore(model="gpt2-xl", style="harness", acc=0.4004, acc_norm=0.5089, **LLMC),
+    PublishedScore(model="gpt2", acc=None, acc_norm=0.294463, **PLOTS),
+    PublishedScore(model="gpt2-medium", acc=None, acc_norm=0.375224, **PLOTS),
+    PublishedScore(model="gpt2-large", acc=None, acc_norm=0.431986, **PLOTS),
+    PublishedScore(model="gpt2-xl", acc=None, acc_norm=0.488946, **PLOTS),
     PublishedScore(model="gpt2", corpus="fineweb-edu", acc=0.2886, acc_norm=0.3007, **POST),
     PublishedScore(model="gpt2-xl", corpus="fineweb-edu", acc=0.3450, acc_norm=0.4122, **POST),
     PublishedScore(model="gpt2", corpus="tinystories", acc=0.2669, acc_norm=0.2631, **POST),

@@ -123,11 +123,6 @@ def _facts_file(key: str) -> Path:
     return cache_dir() / "fingerprints" / f"{key}.json"
 
 
-def changed(files: dict[Path, str]) -> Path | None:
-    """Return the first file whose sha256 is not the given one, or None. Raises OSError or DataError."""
-    return next((path for path, sha256 in files.items() if sha256_of(path) != sha256), None)
-
-
 def fingerprint(path: Path) -> dict[str, Any]:
     """Return a file's size, times and inode, JSON-able, which tell of most changes. Raises OSError."""
     stat = path.stat()

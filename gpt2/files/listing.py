@@ -85,8 +85,7 @@ def files_in(folder: Path) -> list[Path]:
     seen: set[Path] = set()
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
     files_first = sorted(found, key=Path.is_symlink)  # a file before a link to it
-    own = {path for path in files_first if _first(path, seen)}
-    return [path for path in found if path in own]
+    return sorted(path for path in files_first if _first(path, seen))
 
 
 def _first(path: Path, seen: set[Path]) -> bool:

@@ -1,12 +1,8 @@
-"""Facts about this host: cores, allocators, compilers, and the CPU's name and flags. Imports no torch.
-
-Imports no torch.
-"""
+"""Facts about this host: its cores, allocators, compilers, packages, and CPU. Imports no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import platform
 import re
@@ -17,6 +13,8 @@ import sysconfig
 import tempfile
 from ctypes.util import find_library
 from functools import lru_cache
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -89,7 +87,7 @@ def temp_folder() -> Path | None:
 
 
 def replacement_temp_folder() -> Path | None:
-    """Return plain_folder() where it differs from the usual folder for temporary files; else None."""
+    """Return temp_folder() where it differs from the usual folder for temporary files; else None."""
     folder = temp_folder()
     return None if folder == Path(tempfile.gettempdir()) else folder
 
@@ -116,7 +114,7 @@ def missing_compiler() -> str | None:
     plain = "a folder without blanks or quotes"
     if temp_folder() is None:
         return f"torch.compile cannot compile in {tempfile.gettempdir()!r}; set TMPDIR to {plain}"
-    torch = importlib.util.find_spec("torch")
+    torch = find_spec("torch")
     if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
         return f"torch.compile cannot compile with {torch.origin!r}; install into {plain}"
     headers = Path(sysconfig.get_path("include"))
@@ -248,3 +246,43 @@ def missing_brgemm(number_format: str) -> str | None:
         units = " or ".join(UNITS[number_format])
         return f"this CPU has no {units}, which its {number_format} needs; choose blocks"
     return missing_cxx()
+
+
+CUTE = ("cutlass", "tvm_ffi")
+"""What kernels in CuTe DSL are compiled and called by; an installation of parts may lack it."""
+LIGER = ("liger_kernel", "triton"), "pip install liger-kernel"
+QUACK = ("quack", *CUTE), 'pip install "quack-kernels[cu13]" (on CUDA 12 without [cu13])'
+FLASH4 = ("flash_attn.cute", *CUTE), 'pip install "flash-attn-4[cu13]>=4.0.0b30" (on CUDA 12 without [cu13])'
+CUT = (
+    ("cut_cross_entropy", "triton"),
+    'pip install "cut-cross-entropy @ git+https://github.com/apple/ml-cross-entropy"',
+)
+KERNEL_PACKAGES = {
+    ("attention", "flash4"): (*FLASH4, "cudnn"),
+    ("cross_entropy", "liger"): (*LIGER, "triton"),
+    ("cross_entropy", "quack"): (*QUACK, "triton"),
+    ("cross_entropy", "cut"): (*CUT, "linear"),
+    ("layer_norm", "liger"): (*LIGER, "torch"),
+    ("layer_norm", "quack"): (*QUACK, "torch"),
+}
+"""Packages of kernels for GPUs by toggle and value: modules to import, how to install, another value."""
+
+
+def missing_package(toggle: str, value: object) -> str | None:
+    """Return why a package that a toggle's value needs cannot be used here, and what to do; or None."""
+    if (toggle, value) not in KERNEL_PACKAGES:
+        return None
+    names, install, other = KERNEL_PACKAGES[toggle, str(value)]
+    found = {name: _spec(name) for name in names}
+    if absent := [name for name, spec in found.items() if spec is None]:
+        return f"its package {absent[0]} is not here; {install}, or choose {other}"
+    spec = found[names[0]]
+    if value == "cut" and not (spec and spec.origin and Path(spec.origin).with_name("cce_utils.py").exists()):
+        # As on PyPI: its gradients are sums of hundreds of parts, rounded to bfloat16 after each.
+        return f"this {names[0]} has no exact form; {install}, or choose {other}"
+    return None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    # Looking for a module within a package imports the package, which must be there.
+    return find_spec(name) if find_spec(name.split(".")[0]) else None

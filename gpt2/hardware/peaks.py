@@ -219,10 +219,8 @@ By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bron
 
 def _kind(identity: Mapping[str, str]) -> tuple[tuple[str, int], bool]:
     """Return vendor and family of a core, and whether it takes its widest instructions in halves."""
-    kind, model = (
-        (identity.get("vendor", ""), int(identity.get("family", -1))),
-        int(identity.get("model", -1)),
-    )
+    kind = identity.get("vendor", ""), int(identity.get("family", -1))
+    model = int(identity.get("model", -1))
     one_unit = (*kind, model) == SKYLAKE_SERVER and bool(ONE_UNIT.search(identity.get("name", "")))
     return kind, one_unit or any(model in models for models in HALVES.get(kind, ()))
 
@@ -241,25 +239,23 @@ def derived_cpu(
     # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. asimd and sve give no rate: Arm cores have one
     # to four such units, of a width that the flag does not show.
     kind, halves = _kind(identity or {})
-    if "avx512f" in flags:
-        float32 = 2 * 16 if halves else 2 * 2 * 16
-        one = "AVX-512 with one multiply-add unit"
-        half = one if kind[0] == "GenuineIntel" else "AVX-512 on two multiply-add units of 256 bits"
-        vectors = half if halves else "AVX-512 with two multiply-add units"
+    if "avx512f" in flags and not halves:
+        float32, vectors = 2 * 2 * 16, "AVX-512 with two multiply-add units"
+    elif "avx512f" in flags and kind[0] == "GenuineIntel":
+        float32, vectors = 2 * 16, "AVX-512 with one multiply-add unit"
+    elif "avx512f" in flags:
+        float32, vectors = 2 * 16, "AVX-512 on two multiply-add units of 256 bits"
+    elif "avx2" in flags and halves and kind == ("AuthenticAMD", 23):
+        float32, vectors = 2 * 2 * 4, "AVX2 on two multiply-add units of 128 bits"
     elif "avx2" in flags:
-        float32 = 2 * 2 * 4 if halves and kind == ("AuthenticAMD", 23) else 2 * 2 * 8
-        vectors = f"AVX2 {'with' if float32 == 32 else 'on'} two multiply-add units"
-        vectors += "" if float32 == 32 else " of 128 bits"
+        float32, vectors = 2 * 2 * 8, "AVX2 with two multiply-add units"
     else:
         return None
+    bfloat16, tiles, lacking = None, "", ""
     if "amx_tile" in flags and "amx_bf16" in flags:
         bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a matmul of 16 x 32 and 32 x 16 every 16 cycles
     elif kind in FULL_BFLOAT16 and "avx512_bf16" in flags:
         bfloat16, tiles = 2 * float32, "AVX-512 BF16 on the same units"
-    else:
-        bfloat16, tiles = None, ""
-    if bfloat16:
-        lacking = ""
     elif "avx512_bf16" in flags:  # two multiply-adds per lane, yet half as fast as float32 on an Intel CPU
         lacking = "bfloat16: not derived, no flag tells how fast AVX-512 BF16 is; "
     else:

@@ -10,11 +10,10 @@ out. Loading runs no code.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from gpt2.config.workload import GPT2Config
-from gpt2.data.tokenizer_files import SIZE, tokenizer_files
+from gpt2.config.workload import TEXT_VOCABULARY, GPT2Config
+from gpt2.data.tokenizer_files import tokenizer_files
 from gpt2.files.atomic import atomic_folder, atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.listing import name_problem
@@ -43,9 +42,9 @@ from gpt2.interop.weight_files import (
     float32,
     read_json,
     reason,
-    shapes,
     sizes_of,
 )
+from gpt2.model.model import shapes
 
 __all__ = [
     "ConvertError", "ConvertWarning", "Weights", "read", "write_huggingface", "write_llmc", "write_nanogpt",
@@ -143,10 +142,11 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
         gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
         warnings.warn(f"{path}: {gelu}", ConvertWarning, stacklevel=3)
     if linear and config.vocab_size == NANOGPT_ROWS:
-        weights["wte.weight"] = weights["wte.weight"][:SIZE].clone()
-        config = replace(config, vocab_size=SIZE, padded_vocab_size=SIZE)
-        cut = f"{NANOGPT_ROWS - SIZE} rows that no token has are cut; they had a small share of its softmax"
-        warnings.warn(f"{path}: {cut}", ConvertWarning, stacklevel=3)
+        weights["wte.weight"] = weights["wte.weight"][:TEXT_VOCABULARY].clone()
+        config = replace(config, vocab_size=TEXT_VOCABULARY, padded_vocab_size=TEXT_VOCABULARY)
+        cut = f"{NANOGPT_ROWS - TEXT_VOCABULARY} rows that no token has are cut"
+        share = "they had a small share of its softmax"
+        warnings.warn(f"{path}: {cut}; {share}", ConvertWarning, stacklevel=3)
     return config, weights
 
 
@@ -175,12 +175,12 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
     tokenizer. Raises ConvertError where the folder exists and is not empty, or cannot be written.
     """
     assert_fit(config, weights)
-    published = config.vocab_size == SIZE
+    published = config.vocab_size == TEXT_VOCABULARY
     described = {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, values in HUGGINGFACE_MATHS.items()},
         **sizes_of(config, n_ctx="n_positions"),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), SIZE - 1 if published else None),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), TEXT_VOCABULARY - 1 if published else None),
         **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
         "tie_word_embeddings": True,
     }
@@ -190,15 +190,22 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
             files |= tokenizer_files(config.n_ctx)
         except DataError as error:
             warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
-    elif config.vocab_size > SIZE:
-        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {SIZE}"
+    elif config.vocab_size > TEXT_VOCABULARY:
+        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {TEXT_VOCABULARY}"
         warnings.warn(f"{folder} gets no tokenizer: {more}", ConvertWarning, stacklevel=2)
-    named = {f"transformer.{name}": _transposed(name, float32(tensor)) for name, tensor in weights.items()}
-    with _new_folder(folder) as part:
-        for name, text in files.items():
-            (part / name).write_text(text, encoding="utf-8")
-        named = {name: tensor.contiguous() for name, tensor in named.items()}
-        save_file(named, part / HUGGINGFACE_FILES[0], metadata={"format": "pt"})
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConvertError(f"{folder} is there already; choose another name, or remove it")
+    if problem := name_problem(folder):
+        raise ConvertError(problem)
+    transposed = {name: _transposed(name, float32(tensor)) for name, tensor in weights.items()}
+    named = {f"transformer.{name}": tensor.contiguous() for name, tensor in transposed.items()}
+    try:
+        with atomic_folder(folder) as part:
+            for name, text in files.items():
+                (part / name).write_text(text, encoding="utf-8")
+            save_file(named, part / HUGGINGFACE_FILES[0], metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None
 
 
 def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
@@ -256,7 +263,7 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
     """
     plain = {}
     for name, tensor in tensors.items():
-        if _is_mask(name):
+        if name.endswith((".attn.bias", ".attn.masked_bias")):  # a mask
             continue
         dense = type(tensor) in PLAIN_TENSORS and tensor.layout == torch.strided and not tensor.is_meta
         if not dense or not tensor.is_floating_point():
@@ -305,10 +312,6 @@ def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
     return {name: shape for name, shape in linear.items() if shape[0] != shape[1]}
 
 
-def _is_mask(name: str) -> bool:
-    return name.endswith((".attn.bias", ".attn.masked_bias"))
-
-
 def _is_linear(name: str) -> bool:
     return name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
 
@@ -316,17 +319,3 @@ def _is_linear(name: str) -> bool:
 def _transposed(name: str, tensor: Tensor) -> Tensor:
     """Convert a linear weight from (out, in) to (in, out) of transformers' Conv1D, or back."""
     return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
-
-
-@contextlib.contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """Create a folder to fill, and give it its final name once complete. Raises ConvertError."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConvertError(f"{folder} is there already; choose another name, or remove it")
-    if problem := name_problem(folder):
-        raise ConvertError(problem)
-    try:
-        with atomic_folder(folder) as part:
-            yield part
-    except (OSError, SafetensorError) as error:
-        raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None

@@ -19,15 +19,8 @@ from torch import Tensor
 from gpt2.config.workload import GPT2Config
 from gpt2.files.atomic import atomic_write
 from gpt2.files.shard_format import HEADER_BYTES, first_bytes, header
-from gpt2.interop.weight_files import (
-    MEND,
-    ConvertError,
-    Weights,
-    assert_fit,
-    config_of,
-    float32,
-    shapes,
-)
+from gpt2.interop.weight_files import MEND, ConvertError, Weights, assert_fit, config_of, float32
+from gpt2.model.model import shapes
 
 MAGIC = 20240326
 DTYPES = {3: torch.float32, 5: torch.bfloat16}

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.errors import GPT2Error
-from gpt2.files.listing import name_problem
-from gpt2.model.model import GPT2
+from gpt2.files.listing import POINTER, name_problem
+from gpt2.model.model import shapes
 
 Weights = dict[str, Tensor]
 """Float32 tensors, named and laid out as in gpt2.model.model.GPT2, without padding."""
@@ -57,7 +57,7 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
         return _saved_by_torch(path, zipped=start.startswith(b"PK"))
     if index and start.startswith(b"{"):
         return _indexed(path)
-    if start.startswith(b"version https://git-lfs"):
+    if start.startswith(POINTER):
         raise ConvertError(f"{path} only points to the weights, which Git LFS keeps; run git lfs pull there")
     others = "of transformers, nanoGPT or llm.c, or its beginning is damaged"
     raise ConvertError(f"{path} is no file of weights {others}")
@@ -189,12 +189,6 @@ def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
 def sizes_of(config: GPT2Config, n_ctx: str) -> dict[str, int]:
     """Return the sizes by which config_of() makes the same model."""
     return {n_ctx: config.n_ctx, **{name: getattr(config, name) for name in SIZES}}
-
-
-def shapes(config: GPT2Config) -> dict[str, torch.Size]:
-    """Return the shapes of all parameters by name, in the model's order; padding rows included."""
-    with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
 
 
 def assert_fit(config: GPT2Config, weights: Mapping[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Kernels of other projects for GPUs, by toggle; no other module imports these packages.
+"""Kernels of other projects, by toggle; no other module imports these packages.
 
 What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece
 around it.
@@ -7,37 +7,16 @@ around it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from gpt2.model.autograd import operator, product_dtype
 
 
-def _loss(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of losses.
-
-    logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
-    (N,) float32.
-    """
-
-    def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        schema = f"{name}_cross_entropy_(Tensor(a!) logits, Tensor targets) -> Tensor"
-        # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
-        tags = (torch.Tag.needs_fixed_stride_order,)
-        operator(schema, _losses, tags=tags, CompositeExplicitAutograd=function)
-        return function
-
-    return define
-
-
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    return logits.new_empty(logits.size(0), dtype=torch.float32)
-
-
-@_loss("liger")
 def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     from liger_kernel.ops import cross_entropy_forward  # pyright: ignore[reportMissingImports]
 
@@ -48,12 +27,27 @@ def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.float()
 
 
-@_loss("quack")
 def _by_quack(logits: Tensor, targets: Tensor) -> Tensor:
     from quack.cross_entropy import cross_entropy_fwd  # pyright: ignore[reportMissingImports]
 
     losses, _ = cross_entropy_fwd(logits, targets, return_dx=True, inplace_backward=True)
     return losses
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.new_empty(logits.size(0), dtype=torch.float32)
+
+
+# Each overwrites logits, (N, V), -inf where a class is impossible, with the gradient of the sum of losses.
+# targets: (N,) int64. It returns each row's loss in nats, (N,) float32.
+for _name, _kernel in {"liger": _by_liger, "quack": _by_quack}.items():
+    operator(
+        f"{_name}_cross_entropy_(Tensor(a!) logits, Tensor targets) -> Tensor",
+        _losses,
+        # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
+        tags=(torch.Tag.needs_fixed_stride_order,),
+        CompositeExplicitAutograd=_kernel,
+    )
 
 
 def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -212,3 +206,36 @@ class _Flash4Attention(Function):
         q, k, v = qkv if len(qkv) == 3 else qkv[0].unbind(2)
         to_qkv = torch.ops.gpt2.flash4_attention_backward(*grad_outputs, q, k, v, out, log_sum)
         return to_qkv if len(qkv) == 1 else to_qkv.unbind(2)
+
+
+def to_float8(model: nn.Module, scaling: str, *, emulate: bool = False) -> None:
+    """Replace the model's linear layers by torchao's, which multiply in float8 forward and backward.
+
+    The weights keep their format, and so does the lm_head, which is not a module. scaling: tensorwise or
+    rowwise, the granularity of a scale. emulate: round to float8 and multiply in the wider format, for
+    devices without float8 units. Raises ImportError without torchao.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
+    convert_to_float8_training(model, config=config)
+
+
+def int8_multiplication() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """Return a function for linear layers whose three matmuls, forward and backward, are of 8-bit integers.
+
+    It takes x (..., in), weight (out, in), bias (out,) or None, and returns (..., out) in autocast's dtype.
+    Each row of the first factor and each column of the second has a scale of its own, found as it is rounded.
+    Raises ImportError without torchao.
+    """
+    from torchao.prototype.quantized_training import int8_mixed_precision
+
+    # The module and the tensor subclass that torchao has for it would change the parameters' types.
+    function = int8_mixed_precision._Int8MixedPrecisionTrainingLinearFunction
+    config = int8_mixed_precision.Int8MixedPrecisionTrainingConfig()
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = product_dtype(x)
+        return function.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), config)
+
+    return multiply

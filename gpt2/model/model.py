@@ -17,20 +17,17 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
-from gpt2.config.workload import PRESETS, GPT2Config, flops_per_token
+from gpt2.config.workload import GPT2Config
 from gpt2.model.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.model.autograd import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.model.bias_gradients import BiasedGelu, BiasedSplit
 from gpt2.model.brgemm import BrgemmAttention
-from gpt2.model.float8 import int8_multiplication
 from gpt2.model.fused_loss import FusedCrossEntropy
-from gpt2.model.kernel_libraries import cut_cross_entropy, flash4_attention, layer_norm
+from gpt2.model.kernel_libraries import cut_cross_entropy, flash4_attention, int8_multiplication, layer_norm
 from gpt2.model.tuned_linear import onednn_linear, tuned_linear
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
-
-__all__ = ["GPT2", "PRESETS", "GPT2Config", "build", "causal_attention", "flops_per_token"]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
@@ -312,6 +309,12 @@ class GPT2(nn.Module):
         rows = self.config.vocab_size if name == "wte.weight" else shape[0]
         value[:rows].normal_(0.0, std, generator=generator)
         return value
+
+
+def shapes(config: GPT2Config) -> dict[str, torch.Size]:
+    """Return the shapes of all parameters by name, in the model's order; padding rows included."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
 
 
 def build(config: GPT2Config, seed: int | None, device: torch.device) -> GPT2:

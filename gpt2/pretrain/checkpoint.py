@@ -131,12 +131,11 @@ def read(folder: Path) -> Saved:
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     for name, size in saved.files.items():
         file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if not os.access(file, os.R_OK) and found is not None:
-            raise CheckpointError(f"{file} cannot be read (permission denied)")
-        if found is None:
+        if not file.is_file():
             raise CheckpointError(f"{file} is missing")
-        if found != size:
+        if not os.access(file, os.R_OK):
+            raise CheckpointError(f"{file} cannot be read (permission denied)")
+        if (found := file.stat().st_size) != size:
             differs = f"has {found:,} bytes instead of {size:,}"
             raise CheckpointError(f"{file} {differs}; it was cut off or changed")
     for file in sorted(folder.iterdir()):

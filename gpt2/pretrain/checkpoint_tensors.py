@@ -15,7 +15,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from gpt2.config.workload import GPT2Config
 from gpt2.files.atomic import new_folder
 from gpt2.files.listing import name_problem
-from gpt2.model.model import GPT2, build
+from gpt2.model.model import GPT2, build, shapes
 from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, read, seal
 from gpt2.training import distributed
 from gpt2.training.train import Training
@@ -88,9 +88,7 @@ def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
     """
     saved = read(folder)
     config = saved.shape.config
-    with torch.device("meta"):
-        shapes = {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
-    found = {name: torch.empty(shape) for name, shape in shapes.items()}
+    found = {name: torch.empty(shape) for name, shape in shapes(config).items()}
     _read(folder, saved, {f"model.{name}": tensor for name, tensor in found.items()})
     return config, found
 
@@ -123,12 +121,9 @@ def begin_from(folder: Path, training: Training) -> None:
 
 @torch.no_grad()
 def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, Tensor]) -> None:
-    mine = Shape.of(training.model.config)
-    if saved.shape != mine:
-        names = [each.name for each in fields(Shape)]
-        pairs = ((name, getattr(saved.shape, name), getattr(mine, name)) for name in names)
-        differs = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in pairs if theirs != ours)
-        raise CheckpointError(f"{folder} is of another model: {differs}")
+    theirs, ours = asdict(saved.shape), asdict(Shape.of(training.model.config))
+    if differ := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
+        raise CheckpointError(f"{folder} is of another model: {', '.join(differ)}")
     full_tensor = {}  # sharded padded tensors, whose logical rows are not a view of this rank's part
     targets = {}
     for name, tensor in tensors.items():
@@ -208,16 +203,14 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
 def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
     """Write tensors as safetensors; model: a training's, whose other ranks may have further tensors."""
     if model is None:
-        names = list(tensors)
-        sizes = [tensor.numel() * 4 for tensor in tensors.values()]
+        numbers = {name: tensor.numel() for name, tensor in tensors.items()}
     else:
         kinds = ("model.{}", *(f"optimizer.{{}}.{each}" for each in AVERAGES))
-        names = [kind.format(name) for kind in kinds for name, _ in model.named_parameters()]
-        sizes = [parameter.numel() * 4 for _ in kinds for parameter in model.parameters()]
+        numbers = {kind.format(name): p.numel() for kind in kinds for name, p in model.named_parameters()}
     files, total = {}, 0
-    for name, size in zip(names, sizes, strict=True):
+    for name, number in numbers.items():
         files[name] = 1 + total // FILE_BYTES
-        total += size
+        total += 4 * number
     writer = HuggingFaceStorageWriter(str(part), fqn_to_index_mapping=files, save_distributed=True)
     with _quiet():
         save_distributed(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())

@@ -122,11 +122,10 @@ def load(config: str, overrides: Sequence[str] = ()) -> Run:
 def build(content: dict[str, Any], where: str) -> Run:
     """Build a Run from its keys; `where` begins error messages. Raises ConfigError."""
     parts = {"workload": Workload, "toggles": Toggles, "evaluation": Evaluation, "checkpoints": Checkpoints}
-    built = dict(content)
     for name, kind in {**parts, "guard": Policy}.items():
-        if name in built:
-            validate(kind, built[name], f"{where}: {name}")  # so that an error names the part
-    return validate(Run, built, where)
+        if name in content:
+            validate(kind, content[name], f"{where}: {name}")  # so that an error names the part
+    return validate(Run, content, where)
 
 
 def find(config: str) -> Path:

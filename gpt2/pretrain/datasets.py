@@ -12,19 +12,25 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpt2.data.batches import GENERATED, Batches, Corpus, not_the_known, open_corpus
 from gpt2.data.batches import KNOWN as KNOWN_TEXTS
-from gpt2.data.documents import FirstTokens, in_new_order, open_validation
+from gpt2.data.corpora.hub import KNOWN
+from gpt2.data.corpora.sources import (
+    differs_from_known,
+    has_validation,
+    open_documents,
+    open_validation_corpus,
+)
+from gpt2.data.corpora.stream import StreamedBatches, hold_out
+from gpt2.data.documents import in_new_order
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards
+from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError, cache_dir
 from gpt2.files.listing import listed, printable
 from gpt2.pretrain.config import Run
-
-if TYPE_CHECKING:
-    from gpt2.data.corpora.stream import StreamedBatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +54,8 @@ class Data:
     """None where the run takes no validation loss."""
     facts: dict[str, str]
     """name, and sha256 of the tokens or of a stream's source."""
-    streamed: StreamedBatches | None = None
     notes: tuple[str, ...] = ()
     """Messages for the user: the files trained and validated on, and warnings about them."""
-
-    def check_unchanged(self) -> None:
-        """Raise DataError where a streamed file changed since it was opened; shards tell as they are read."""
-        if self.streamed:
-            self.streamed.check_unchanged()
-
-    def place(self, step: int) -> dict[str, Any] | None:
-        """Return a stream's position before `step`; None for shards, where the step alone determines it."""
-        return self.streamed.state(step) if self.streamed else None
 
 
 def prepared_folder(name: str) -> Path:
@@ -83,8 +79,6 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
 
 
 def _shards(run: Run, source: Source) -> Data:
-    from gpt2.data.corpora.sources import differs_from_known
-
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
     folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
@@ -100,13 +94,13 @@ def _shards(run: Run, source: Source) -> Data:
     )
     validation: Corpus | None = None
     judged, odd = "", list[str]()
-    if _validates(run):
+    if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif name == GENERATED:  # the same distribution with another seed
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
-            validation = open_validation(name, folder, vocab_size=vocab_size)
+            validation = open_validation(name, folder, vocab_size)
         else:
             raise DataError(
                 f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
@@ -117,7 +111,7 @@ def _shards(run: Run, source: Source) -> Data:
     notes = [files, *batches.warnings, *odd]
     if index and differs_from_known(index.corpus):
         notes.append(not_the_known(name))
-    if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
+    if isinstance(corpus, Shards) and isinstance(validation, Shards):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
         notes += [
             f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its "
@@ -131,23 +125,20 @@ def _shards(run: Run, source: Source) -> Data:
 
 def _taken(what: str, corpus: Corpus | None) -> str:
     """Return a description of a corpus's files for the user; empty where it has no shards on disk."""
-    if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
+    if not isinstance(corpus, Shards) or not corpus.files:
         return ""
     return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
 
 
 def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
-    from gpt2.data.corpora.sources import has_validation, open_documents
-    from gpt2.data.corpora.stream import StreamedBatches, hold_out
-
-    workload, held_out = run.workload, None
+    workload, held_out, apart = run.workload, None, ""
     name = str(source.path) if source.path is not None else workload.data
     # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
     revision = place["source"].get("revision") if place else None
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
     judged, odd = "", list[str]()
-    if _validates(run):
+    if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif has_validation(name):
@@ -158,9 +149,8 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         else:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
+            apart = f", without its first {held_out.corpus.tokens:,} tokens, which are for validation"
     documents = opened()
-    first = f"{held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
-    apart = f", without its first {first}" if first else ""
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -174,7 +164,6 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         batches=streamed,
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
-        streamed=streamed,
         notes=(
             "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
             *dict.fromkeys([*documents.warnings, *odd]),
@@ -192,11 +181,7 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
         raise DataError(f"{name} is no folder of shards; make one by: {way}")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
-    return open_validation(name, folder, vocab_size=vocab_size)
-
-
-def _validates(run: Run) -> bool:
-    return run.evaluation.val_every > 0
+    return open_validation(name, folder, vocab_size)
 
 
 def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
@@ -204,12 +189,9 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
     Returns the corpus, a description of its files, and warnings.
     """
-    from gpt2.data.corpora.sources import open_validation_corpus
-    from gpt2.data.corpora.stream import hold_out
-
     folder = _named(name)
     if folder is not None:
-        corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
+        corpus = open_validation(name, folder, run.workload.config.vocab_size)
         return corpus, _taken("validated on", corpus), []
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
@@ -218,8 +200,6 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
 def _named(name: str) -> Path | None:
     """Return a folder of shards, given by path or corpus name; None for texts of that name that are here."""
-    from gpt2.data.corpora.hub import KNOWN
-
     path = Path(os.path.expanduser(name))
     if path.is_dir() and any(path.glob("*.bin")):
         return path

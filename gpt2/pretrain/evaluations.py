@@ -10,11 +10,14 @@ import torch
 
 from gpt2.config.validation import ConfigError
 from gpt2.config.workload import TEXT_VOCABULARY
+from gpt2.evals import hellaswag
+from gpt2.evals.generate import generate, stream_text
 from gpt2.evals.validation_loss import Validation
 from gpt2.pretrain import checkpoint_tensors
 from gpt2.pretrain.config import Run
 from gpt2.pretrain.datasets import Data
 from gpt2.pretrain.metrics import Event
+from gpt2.text import encoded
 from gpt2.training import distributed
 from gpt2.training.train import Training
 
@@ -41,7 +44,7 @@ class Evaluations:
         self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
         """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
         self.prompts: list[tuple[str, list[int]]] = []
-        self.examples: list[Any] = []
+        self.examples: list[hellaswag.Example] = []
         reads_text = run.workload.config.vocab_size == TEXT_VOCABULARY
         if (asked.sample_every or asked.hellaswag_every) and not reads_text:
             raise ConfigError(
@@ -49,12 +52,8 @@ class Evaluations:
                 "evaluation.hellaswag_every to 0"
             )
         if asked.sample_every:
-            from gpt2.text import encoded
-
             self.prompts = [(prompt, encoded(prompt)) for prompt in asked.prompts]
         if asked.hellaswag_every:
-            from gpt2.evals import hellaswag
-
             self.examples = hellaswag.load()
 
     def at(self, step: int, to_end: Callable[[], bool]) -> Iterator[Event]:
@@ -97,8 +96,6 @@ class Evaluations:
         yield self._event("val", step, start, values)
 
     def _hellaswag(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
-        from gpt2.evals import hellaswag
-
         start, training = time.perf_counter(), self.training
         score = hellaswag.evaluate(
             checkpoint_tensors.plain(training),
@@ -115,8 +112,6 @@ class Evaluations:
         yield self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
 
     def _samples(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
-        from gpt2.evals.generate import generate, stream_text
-
         model = checkpoint_tensors.plain(self.training)
         for prompt, tokens in self.prompts:
             heed()

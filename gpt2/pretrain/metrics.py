@@ -23,19 +23,9 @@ from gpt2.files.strict_json import dumps
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
 COLUMNS = (
-    *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
-    *(
-        "peak_memory_bytes",
-        "wait_seconds",
-        "corpus",
-        "style",
-        "acc",
-        "acc_norm",
-        "examples",
-        "prompt",
-        "text",
-    ),
-)
+    "kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu",
+    "peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text",
+)  # fmt: skip
 """Columns of metrics.csv; values that an event lacks stay empty."""
 
 
@@ -52,8 +42,12 @@ class Event:
     values: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """Return the event as one flat dict, a line of metrics.jsonl."""
+        """Return the event as one flat dict, a row of metrics.csv."""
         return {"kind": self.kind, "step": self.step, **self.values}
+
+    def line(self) -> str:
+        """Return the event as a line of metrics.jsonl."""
+        return f"{dumps(self.row())}\n"
 
 
 class Sink(Protocol):
@@ -79,7 +73,7 @@ class Files:
         kept = self._kept(step, looked)
         try:
             with atomic_write(self._jsonl_path, sync=False) as file:
-                file.write("".join(f"{_json(event)}\n" for event in kept).encode())
+                file.write("".join(event.line() for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
             self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
@@ -119,7 +113,7 @@ class Files:
 
     def write(self, event: Event) -> None:
         try:
-            self._jsonl.write(f"{_json(event)}\n")
+            self._jsonl.write(event.line())
             self._jsonl.flush()
             self._rows.writerow(event.row())
             self._csv.flush()
@@ -214,8 +208,3 @@ def read(folder: Path) -> Iterator[Event]:
                 )
             last_step = event.step
         yield event
-
-
-def _json(event: Event) -> str:
-    """Return an event as a line of metrics.jsonl."""
-    return dumps(event.row())

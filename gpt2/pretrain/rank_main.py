@@ -98,7 +98,7 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
             if rank == 0 and not moved and _is_gone(options.folder / ABOUT):
                 moved = True
                 gone = f"{options.folder} was moved or removed"
-                _say(f"{gone}: new checkpoints go there, metrics to where it is now", 0)
+                _say(f"{gone}: new checkpoints go there, metrics to where it is now")
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -107,7 +107,7 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
                     failed |= _told_of(error, sink, session)
     if rank == 0:
         early = f"{session.ended_early}; the same command with --resume goes on"
-        _say(early if session.ended_early else _done(session), 0)
+        _say(early if session.ended_early else _done(session))
     if failed:
         return FAILED
     return 130 if interrupted() and session.ended_early else 0
@@ -134,11 +134,11 @@ def _done(session: Session) -> str:
 def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
     """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
     if isinstance(sink, Files):
-        _say(str(error), 0)
+        _say(str(error))
         session.end("the metrics could not be written")
         return True
     what = f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())})"
-    _say(f"{what}; the run goes on without", 0)
+    _say(f"{what}; the run goes on without")
     return False
 
 
@@ -147,7 +147,7 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
     try:
         sink.close(failed=kind is not None)
     except Exception as error:
-        _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})", 0)
+        _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})")
 
 
 def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
@@ -208,7 +208,7 @@ def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> lis
     files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:
         why = "have no checkpoint to go on from, lack steps before it, or are damaged"
-        _say(f"the metrics that were there {why}: now {' and '.join(map(str, files.set_aside))}", 0)
+        _say(f"the metrics that were there {why}: now {' and '.join(map(str, files.set_aside))}")
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(options.folder, step))
@@ -234,14 +234,15 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
             os._exit(128 + number)
         seen.append(number)
         session.end("interrupted")
-        _say("ending after this step, with a checkpoint; once more ends at once", 0)
+        _say("ending after this step, with a checkpoint; once more ends at once")
 
     for number in ending():
         signal.signal(number, heed)
     return lambda: bool(seen)
 
 
-def _say(text: Any, code: int) -> int:
+def _say(text: str, code: int = 0) -> int:
+    """Print a line, and return the exit code that goes with it."""
     with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal broke into a print
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

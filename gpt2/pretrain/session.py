@@ -77,24 +77,20 @@ class Session(Iterator[Event]):
         found = folders(options.checkpoints) if options.resume else []
         # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = distributed.gather(found[-1] if found else None, run.toggles.processes)[0]
-        saved = _read(self.resumed_from) if self.resumed_from else None
-        if saved and not saved.run:
-            raise CheckpointError(
-                f"{self.resumed_from} holds weights alone, which gpt2 import wrote, and no training to go on "
-                "with; move it out of the run's folder and begin from it with --init-from"
-            )
-        if saved and self.resumed_from and saved.step:
+        saved = Saved(shape=Shape.of(run.workload.config), step=0, updates=0, tokens=0, looked=False)
+        if self.resumed_from:
+            saved = _read(self.resumed_from)
             _comparable(self.resumed_from, saved, run)
-        self.data = _open_data(run, options.source, saved.data if saved else None)
-        step = saved.step if saved else 0
-        batches = micro_batches(self.data.batches, run.toggles, rank=distributed.rank(), first_step=step)
+        self.data = _open_data(run, options.source, saved.data)
+        rank = distributed.rank()
+        batches = micro_batches(self.data.batches, run.toggles, rank=rank, first_step=saved.step)
         self.waiting = Waiting(device.feed(batches))
         self.training: Training = train(run.workload, run.toggles, device, self.waiting)
         self._notes: list[Event] = []
         for note in filter(None, self.data.notes):
-            self._note(step, note)
-        self.guard = Guard(run.guard, self._note, saved.guard if saved else {})
-        if saved and self.resumed_from:
+            self._note(saved.step, note)
+        self.guard = Guard(run.guard, self._note, saved.guard)
+        if self.resumed_from:
             checkpoint_tensors.restore(self.resumed_from, saved, self.training)
             if changes := list(_changes(saved.run, asdict(run))):
                 self._note(saved.step, f"goes on with {'; '.join(changes)}")
@@ -105,23 +101,23 @@ class Session(Iterator[Event]):
                 )
         elif options.begin_from:
             checkpoint_tensors.begin_from(options.begin_from, self.training)
-        if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
+        if run.guard.skips:  # which alone has to wait for the device before AdamW
+            if device.lazy:
+                reason = f"{device.kind} runs a step as one program: guard cannot skip one"
+                raise ConfigError(f"{reason}; choose stop or report")
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
-        elif run.guard.skips:
-            reason = f"{device.kind} runs a step as one program: guard cannot skip one"
-            raise ConfigError(f"{reason}; choose stop or report")
         self.evaluations = Evaluations(run, self.training, self.data)
-        self._elapsed_before = saved.elapsed_seconds if saved else 0.0
-        self.look_first = saved is None or not saved.looked
+        self._elapsed_before = saved.elapsed_seconds
+        self.look_first = not saved.looked
         """True if the evaluations due before the first step of this leg are still to be made."""
-        self._looked = saved.step if saved and saved.looked else -1
-        self._val_loss = saved.val_loss if saved else None
+        self._looked = saved.step if saved.looked else -1
+        self._val_loss = saved.val_loss
         self._seen = (0.0, 0.0)
         self._asked_to_end = ""
         self._keeping_seconds = SPARE_SECONDS
         self._taken = 0
         self._longest = 0.0
-        self._looking_seconds = saved.looking_seconds if saved else 0.0
+        self._looking_seconds = saved.looking_seconds
         chip = device.peaks()
         self._peak = options.peak_flops or (chip.bfloat16 if chip else None)
         self._events = self._go()
@@ -233,9 +229,9 @@ class Session(Iterator[Event]):
 
     def _keep(self) -> None:
         start = time.monotonic()
-        self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
+        self.data.batches.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
-        looked, place = self._looked == training.number, self.data.place(training.number)
+        looked, place = self._looked == training.number, self.data.batches.state(training.number)
         folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
@@ -282,11 +278,11 @@ class Session(Iterator[Event]):
         return Event(kind=kind, step=self.training.number, values=values)
 
 
-def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
+def _open_data(run: Run, source: Source, saved: dict[str, Any]) -> Data:
     """Open the run's data on every rank; one rank of each machine fills the cache for the others.
 
-    Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank
-    0's.
+    saved: `data` of the checkpoint to resume from, empty without one. Raises DataError, or the rank's own
+    exception, on all ranks where one fails or has data other than rank 0's.
     """
     ranks = run.toggles.processes
     data: Data | None = None
@@ -338,7 +334,14 @@ FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
 
 
 def _comparable(folder: Path, saved: Saved, run: Run) -> None:
-    """Raise CheckpointError where a run cannot resume from this checkpoint because a fixed key differs."""
+    """Raise CheckpointError where a run cannot resume from this checkpoint: no training, or another one."""
+    if not saved.run:
+        raise CheckpointError(
+            f"{folder} holds weights alone, which gpt2 import wrote, and no training to go on with; move it "
+            "out of the run's folder and begin from it with --init-from"
+        )
+    if not saved.step:
+        return
     before, now = dict(saved.run["workload"]), asdict(run.workload)
     before["tokens_per_step"], now["tokens_per_step"] = saved.tokens // saved.step, run.tokens_per_step
     for name in FIXED:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import resource
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -16,30 +12,6 @@ from gpt2.proofs.breakdown import STEP
 from gpt2.proofs.profiler import Matmul, Op, kernel_formats, matmuls
 from gpt2.training.distributed import is_shard, release
 from gpt2.training.train import Training
-
-
-def loaded_libraries() -> str:
-    """Return the memory map of this process as text; empty where the system does not provide it."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/self/maps").read_text(errors="backslashreplace")
-    return ""
-
-
-def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
-    """Return the page faults of creating and filling a tensor of `size` bytes, and its pages."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.empty(size, dtype=torch.uint8).fill_(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
-
-
-def cores_of_pinned_threads() -> set[int]:
-    """Return the logical processors to which a thread of this process is pinned; empty where not known."""
-    found: set[int] = set()
-    for thread in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # the thread may have ended
-            allowed = os.sched_getaffinity(int(thread.name))
-            found |= allowed if len(allowed) == 1 else set()
-    return found
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+from pathlib import Path
+
 import torch
 
 from gpt2.hardware.host import ALLOCATORS, huge_pages, usable_cores
-from gpt2.proofs.evidence import (
-    Finding,
-    StepEvidence,
-    cores_of_pinned_threads,
-    counted,
-    loaded_libraries,
-    page_faults_of_a_tensor,
-)
+from gpt2.proofs.evidence import Finding, StepEvidence, counted
 from gpt2.training.distributed import is_shard
 from gpt2.training.stages import threads as wanted_threads
 
@@ -69,13 +67,23 @@ def sharding(step: StepEvidence) -> Finding:
     return Finding(kept == elements and not spread, f"{ran} and whole weights")
 
 
+def loaded_libraries() -> str:
+    """Return the memory map of this process as text; empty where the system does not provide it."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/maps").read_text(errors="backslashreplace")
+    return ""
+
+
 def allocator(step: StepEvidence) -> Finding:
     if segments := step.training.device.segments():
         evidence = f"{segments[0]} of {counted(segments[1], 'segment')} of memory can grow"
         return Finding((segments[0] > 0) == (step.toggles.allocator == "expandable"), evidence)
     mapped = loaded_libraries()
     loaded = [name for name, library in ALLOCATORS.items() if f"lib{library}" in mapped]
-    faults, pages = page_faults_of_a_tensor()
+    before, size = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, 2**27
+    torch.empty(size, dtype=torch.uint8).fill_(1)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    pages = size // resource.getpagesize()
     evidence = f"{', '.join(loaded) or 'the C library'}; a tensor of {pages} pages took {faults} page faults"
     wanted = step.toggles.allocator
     if wanted == "thp":
@@ -86,7 +94,12 @@ def allocator(step: StepEvidence) -> Finding:
 
 
 def affinity(step: StepEvidence) -> Finding:
-    places, count = cores_of_pinned_threads(), torch.get_num_threads()
+    places: set[int] = set()  # logical processors that a thread of this process does not leave
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # the thread may have ended
+            allowed = os.sched_getaffinity(int(thread.name))
+            places |= allowed if len(allowed) == 1 else set()
+    count = torch.get_num_threads()
     there = f"{counted(len(places), 'core')} with a thread that stays there"
     evidence = f"{there}, for {counted(count, 'thread')}"
     pinned = len(places) >= count

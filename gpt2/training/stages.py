@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gpt2.config.toggles import Toggles
@@ -109,21 +109,12 @@ def configure_process(toggles: Toggles, device: Device) -> None:
 
 
 def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
-    """Return the model's config with the toggles that are applied inside the model."""
-    return replace(
-        config,
-        padded_vocab_size=toggles.padded(config.vocab_size),
-        attention=toggles.attention if toggles.attention in MODEL_ATTENTION else "sdpa",
-        recompute=toggles.recompute,
-        cross_entropy=toggles.cross_entropy,
-        tied_gradient=toggles.tied_gradient,
-        gelu=toggles.gelu,
-        products=toggles.products,
-        bias_gradient=toggles.bias_gradient,
-        layer_norm=toggles.layer_norm,
-        residual=toggles.residual,
-        int8=toggles.int8,
-    )
+    """Return the model's config with the toggles that are applied inside it, its fields of the same names."""
+    inside = {each.name for each in fields(config)} & {each.name for each in fields(toggles)}
+    values = {name: getattr(toggles, name) for name in inside}
+    if toggles.attention not in MODEL_ATTENTION:
+        values["attention"] = "sdpa"
+    return replace(config, padded_vocab_size=toggles.padded(config.vocab_size), **values)
 
 
 MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
@@ -165,12 +156,12 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     """Narrow, convert to float8 and compile the model, then replicate it or shard it over the ranks."""
     import torch
 
-    from gpt2.model import cpp_build
-    from gpt2.model.float8 import to_float8
+    from gpt2.model import brgemm
+    from gpt2.model.kernel_libraries import to_float8
     from gpt2.training import distributed
 
     if toggles.attention == "brgemm":
-        cpp_build.library()  # now, so that a failure to compile shows before the run writes anything
+        brgemm.library()  # now, so that a failure to compile shows before the run writes anything
     if toggles.weights != "float32":
         model.narrow(getattr(torch, toggles.weights))
     if toggles.float8 != "none":

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -103,17 +103,20 @@ class Encoder:
         A document that cannot be tokenised is left out with a warning. A text file is one document read in
         pieces; none of it is left out, and a failure raises TokeniseError.
         """
-        leave_out = self._warn is not None and documents.kind != "text"
+        warn = self._warn if documents.kind != "text" else None
         waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
+        if position is not None:
+            documents.load_state_dict(position)
         try:
-            for began, pieces in _batches(documents, position):
+            for pieces, following in groups(documents, documents.state_dict, BATCH_PIECES, BATCH_CHARS):
                 characters = sum(len(piece.text) for piece in pieces)
                 work = self._pool.submit(encode, pieces) if self._pool else pieces
-                waiting.append((began, characters, work))
+                waiting.append((position, characters, work))
+                position = following
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
-                    yield self._finished(*waiting.popleft(), leave_out)
+                    yield self._finished(*waiting.popleft(), warn)
             while waiting:
-                yield self._finished(*waiting.popleft(), leave_out)
+                yield self._finished(*waiting.popleft(), warn)
         except BrokenProcessPool:
             raise DataError(
                 "a process that tokenised was ended from outside (out of memory?); run the same again to go "
@@ -125,33 +128,31 @@ class Encoder:
         position: dict[str, Any] | None,
         characters: int,
         work: Future[Encoded] | list[Piece],
-        leave_out: bool,
+        warn: Callable[[str], None] | None,
     ) -> Batch:
         tokens, errors = work.result() if isinstance(work, Future) else encode(work)
         for error in errors:
-            if not leave_out or self._warn is None:
+            if warn is None:
                 raise error
-            self._warn(f"{error}; it is left out")
+            warn(f"{error}; it is left out")
             self.left_out += 1
         return Batch(position, characters, tokens)
 
 
-def _batches(
-    documents: Documents, position: dict[str, Any] | None
-) -> Iterator[tuple[dict[str, Any] | None, list[Piece]]]:
-    if position is not None:
-        documents.load_state_dict(position)
-    pieces: list[Piece] = []
+def groups(
+    pieces: Iterable[Piece], position: Callable[[], dict[str, Any]], most_pieces: int, most_characters: int
+) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+    """Yield the pieces in groups, each ended as it reaches a limit, with position() as it is after them."""
+    group: list[Piece] = []
     characters = 0
-    for piece in documents:
-        pieces.append(piece)
+    for piece in pieces:
+        group.append(piece)
         characters += len(piece.text)
-        if characters >= BATCH_CHARS or len(pieces) >= BATCH_PIECES:
-            following = documents.state_dict()  # before reading on
-            yield position, pieces
-            pieces, characters, position = [], 0, following
-    if pieces:
-        yield position, pieces
+        if len(group) >= most_pieces or characters >= most_characters:
+            yield group, position()
+            group, characters = [], 0
+    if group:
+        yield group, position()
 
 
 class Tokens:

@@ -26,7 +26,6 @@ class KnownCorpus:
     """Name of its validation split, or None where it has none."""
     tokens: float
     """Approximate number of tokens in the training split, used only to estimate the time left."""
-    about: str
 
     def split(self, name: str, asked: str) -> str:
         """Return the corpus's own name of the split train or validation. Raises DataError without one."""
@@ -39,29 +38,10 @@ class KnownCorpus:
 
 
 KNOWN = {
-    "fineweb-edu": KnownCorpus(
-        path="HuggingFaceFW/fineweb-edu",
-        config="sample-10BT",
-        tokens=10e9,
-        about="educational pages of the web, the sample of 10B tokens",
-    ),
-    "fineweb": KnownCorpus(
-        path="HuggingFaceFW/fineweb",
-        config="sample-10BT",
-        tokens=10e9,
-        about="pages of the web, classic, the sample of 10B tokens",
-    ),
-    "openwebtext": KnownCorpus(
-        path="Skylion007/openwebtext",
-        tokens=9.0e9,
-        about="pages linked from Reddit, GPT-2's training set rebuilt",
-    ),
-    "tinystories": KnownCorpus(
-        path="roneneldan/TinyStories",
-        validation="validation",
-        tokens=4.7e8,
-        about="stories for small children",
-    ),
+    "fineweb-edu": KnownCorpus(path="HuggingFaceFW/fineweb-edu", config="sample-10BT", tokens=10e9),
+    "fineweb": KnownCorpus(path="HuggingFaceFW/fineweb", config="sample-10BT", tokens=10e9),
+    "openwebtext": KnownCorpus(path="Skylion007/openwebtext", tokens=9.0e9),
+    "tinystories": KnownCorpus(path="roneneldan/TinyStories", validation="validation", tokens=4.7e8),
 }
 
 

@@ -27,7 +27,7 @@ from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
 from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
-from gpt2.data.index import AGAIN, Index, damaged, read_index
+from gpt2.data.index import AGAIN, Index, read_index
 from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
@@ -101,12 +101,14 @@ def prepare(
     a damaged or unreachable corpus, or a full disk.
     """
     asked = Settings(corpus=corpus, **settings)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".lock").open("a").close()
-    except OSError as error:
-        raise DataError(f"cannot write into {folder} ({error.strerror})") from None
-    with _exclusive(folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(exclusive(folder))
+        except Locked:
+            raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
+        except OSError as error:
+            raise DataError(f"cannot write into {folder} ({error.strerror})") from None
         job = _begin(asked, folder)
         if job is None:
             return
@@ -144,21 +146,16 @@ class _Job:
                 torn.unlink()
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
-            entry = yield from self._shard("val", tokens, self._val_tokens)
+            entry = yield from self._shard("val", tokens, self._val_tokens, estimated=False)
             self._keep([entry], None)
         place = self.index.position or {"state": None, "skip": 0, "taken": 0, "documents": 0, "characters": 0}
         limit = None if self.asked.max_tokens is None else self.asked.max_tokens - place["taken"]
         tokens = Tokens(encoder.encoded(self.training, place["state"]), limit=limit, place=place)
-        estimate = _total(self.asked, self.training)
-
-        def total() -> float | None:
-            return estimate(tokens, self.index)
-
         if not self.index.shards:
-            entry = yield from self._shard("val", tokens, self._val_tokens, total)
+            entry = yield from self._shard("val", tokens, self._val_tokens)
             self._keep([entry] if tokens.more() else self._tenth(entry), tokens.position())
         while tokens.more():
-            entry = yield from self._shard("train", tokens, self.asked.shard_tokens, total)
+            entry = yield from self._shard("train", tokens, self.asked.shard_tokens)
             self._keep([entry], tokens.position())
         if not any(entry["split"] == "train" for entry in self.index.shards):
             raise DataError(f"corpus {self.index.name!r} holds no training tokens")
@@ -172,9 +169,12 @@ class _Job:
         return self.asked.val_tokens or self.asked.shard_tokens
 
     def _shard(
-        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None] = lambda: None
+        self, split: str, tokens: Tokens, wanted: int, *, estimated: bool = True
     ) -> Generator[Progress, None, dict[str, Any]]:
-        """Write the next shard of a split, and return its entry in the index."""
+        """Write the next shard of a split, and return its entry in the index.
+
+        estimated: whether to estimate the time left, as tokens of the training corpus allow.
+        """
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
@@ -184,7 +184,8 @@ class _Job:
                 part = tokens.take(wanted - count)
                 file.write(part.tobytes())
                 count += len(part)
-                yield self._progress(path.name, count, tokens.documents - before, total())
+                total = self._total(tokens) if estimated else None
+                yield self._progress(path.name, count, tokens.documents - before, total)
             if not count:
                 raise DataError(f"corpus {self.index.name!r} holds no {split} tokens")
             file.seek(0)
@@ -218,6 +219,18 @@ class _Job:
         index.position = position
         index.write(self.folder)
 
+    def _total(self, tokens: Tokens) -> float | None:
+        """Estimate the tokens of all shards together from those of the training corpus so far."""
+        documents = self.training
+        found = documents.tokens
+        if documents.bytes_of_text and tokens.characters:
+            found = tokens.taken * documents.bytes_of_text / tokens.characters
+        elif documents.documents and tokens.documents:
+            found = tokens.taken * documents.documents / tokens.documents
+        limits = [limit for limit in (found, self.asked.max_tokens) if limit is not None]
+        apart = self.index.shards[0]["tokens"] if self.validation is not None else 0
+        return apart + min(limits) if limits else None
+
     def _progress(self, file: str, count: int, documents: int, total: float | None) -> Progress:
         tokens = self.index.tokens + count
         rate = (tokens - self.before) / max(time.monotonic() - self.started, 1e-9)
@@ -239,18 +252,19 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     index = read_index(folder)
     if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
-    if index is None and (strangers := sorted(folder.glob("*.bin"))):
-        stranger = f"{folder} holds {strangers[0].name} and no index.json"
-        raise DataError(f"{stranger}; prepare into a folder of its own")
-    if index is not None:
+    if index is None:
+        if strangers := sorted(folder.glob("*.bin")):
+            stranger = f"{folder} holds {strangers[0].name} and no index.json"
+            raise DataError(f"{stranger}; prepare into a folder of its own")
+    else:
         _refuse_others(index.settings, asked.recorded(), folder)
-    local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
-    if index is not None and index.finished and (wrong := damaged(folder)):
-        others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        where = folder / wrong[0]
-        raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
-    if index is not None and index.finished and not local:
-        return None
+        if index.finished:
+            if wrong := index.damaged(folder):
+                others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+                where = folder / wrong[0]
+                raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
+            if not Path(os.path.expanduser(asked.corpus)).exists():  # a hub's, which is pinned
+                return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
     training = open_documents(asked.corpus, text_column=asked.text_column, revision=revision)
     validation = _validation(asked, training, index)
@@ -284,24 +298,6 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
             raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
 
 
-def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """Return an estimator of the number of tokens in all shards together; it gives None where unknown."""
-    whole, of_text = documents.documents, documents.bytes_of_text
-
-    def estimate(tokens: Tokens, index: Index) -> float | None:
-        other = "first tokens of" not in index.validation
-        apart = sum(entry["tokens"] for entry in index.shards[:1]) if other else 0
-        found = documents.tokens
-        if of_text and tokens.characters:
-            found = tokens.taken * of_text / tokens.characters
-        elif whole and tokens.documents:
-            found = tokens.taken * whole / tokens.documents
-        limits = [limit for limit in (found, asked.max_tokens) if limit is not None]
-        return apart + min(limits) if limits else None
-
-    return estimate
-
-
 def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
     while True:
         try:
@@ -317,13 +313,3 @@ def _prefix(name: str) -> str:
 
 def _last_part(corpus: str | None) -> str | None:
     return Path(corpus).resolve().name if corpus and Path(os.path.expanduser(corpus)).exists() else corpus
-
-
-@contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
-    """Lock the folder against a second preparation. Raises DataError."""
-    try:
-        with exclusive(folder):
-            yield
-    except Locked:
-        raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None

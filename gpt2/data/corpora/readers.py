@@ -50,9 +50,8 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
     """Yield each line's `column` as one document; of a duplicate key, the last value counts.
 
-    Raises DataError.
-
-    null is an empty document, and so is a line without the column, unless it has text in another one.
+    null is an empty document, and so is a line without the column, unless it has text in another one. Raises
+    DataError.
     """
     for file in files:
         for where, record in _records(file):
@@ -115,11 +114,9 @@ def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     where = f"{file}, line {number}"
                     yield where, _record(line, where, first)
                     first = False
-    except gzip.BadGzipFile as error:
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         if number == 0 and "Not a gzipped file" in str(error):
             raise DataError(f"{file} is not compressed by gzip; name it without .gz") from None
-        raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
-    except (EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
     except Exception as error:
         raise explain(file, error) from None

@@ -32,7 +32,7 @@ from gpt2.data.corpora.readers import (
     text_column_of,
 )
 from gpt2.data.splits import files_of_split, split_of
-from gpt2.files.cache import DataError, changed, readable, sha256_of
+from gpt2.files.cache import DataError, readable, sha256_of
 from gpt2.files.listing import files_below, listed, printable
 from gpt2.text import end_of_text_written
 
@@ -87,23 +87,26 @@ class Documents:
     def source(self) -> dict[str, Any]:
         """Identity of the corpus, JSON-able; positions are valid only while it is unchanged.
 
-        Local files are identified by their sha256, which takes reading each once; a hub repository by its
-        revision. Raises DataError where a file cannot be read, or changes meanwhile.
+        Local files are identified by their sha256, which takes reading each once, and named without their
+        folder, which may move; a hub repository is identified by its revision. Raises DataError where a file
+        cannot be read, or changes meanwhile.
         """
         with readable(f"corpus {self.name!r}", Path(self.files[0])):
-            sums = [sha256_of(Path(file)) if _is_local(file) else None for file in self.files]
-        files = [[_shown(file), sha256] for file, sha256 in zip(self.files, sums, strict=True)]
+            files = [
+                [printable(Path(file).name), sha256_of(Path(file))] if _is_local(file) else [file, None]
+                for file in self.files
+            ]
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
         """Raise DataError where a local file differs from what `source` recorded."""
-        sums = [sha256 for _, sha256 in self.source["files"]]
-        try:
-            other = changed({Path(f): sha256 for f, sha256 in zip(self.files, sums, strict=True) if sha256})
-        except OSError as error:
-            raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
-        if other:
-            raise DataError(f"{other} changed while it was read; begin anew once nothing writes to it")
+        for file, (_, sha256) in zip(self.files, self.source["files"], strict=True):
+            try:
+                same = not sha256 or sha256_of(Path(file)) == sha256
+            except OSError as error:
+                raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
+            if not same:
+                raise DataError(f"{file} changed while it was read; begin anew once nothing writes to it")
 
     @property
     def warnings(self) -> list[str]:
@@ -121,16 +124,14 @@ class Documents:
         column = f", column {self.text_column!r}" if self.kind != "text" else ""
         return f"{listed(names)}{column}"
 
-    @property
+    @cached_property
     def bytes_of_text(self) -> int | None:
         """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
-        if self.kind == "parquet" or not all(map(_is_local, self.files)):
-            return None
-        if any(file.endswith(".gz") for file in self.files):
+        if self.kind == "parquet" or any(file.endswith(".gz") or not _is_local(file) for file in self.files):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
-    @property
+    @cached_property
     def documents(self) -> int | None:
         """Number of documents in local Parquet files, else None."""
         if self.kind != "parquet" or not all(map(_is_local, self.files)):
@@ -313,11 +314,6 @@ def _kind(name: str, files: Sequence[str]) -> str:
 
 def _is_local(file: str) -> bool:
     return "://" not in file
-
-
-def _shown(file: str) -> str:
-    """Return a local file's name without its folder, which may move; other addresses unchanged."""
-    return printable(Path(file).name) if _is_local(file) else file
 
 
 def _unknown(name: str) -> DataError:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpt2.data.corpora.encode import encode_one, processors
+from gpt2.data.corpora.encode import encode_one, groups, processors
 from gpt2.data.corpora.sources import Documents, Piece
 from gpt2.data.shards import Shards
 from gpt2.files.cache import DataError
@@ -105,12 +105,10 @@ class StreamedBatches:
         held_out: HeldOut | None = None,
         block_documents: int = BLOCK_DOCUMENTS,
         state: dict[str, Any] | None = None,
-        threads: int | None = None,
     ) -> None:
         assert tokens_per_step % seq_len == 0
         self.seq_len, self.seed = seq_len, seed
         self.sequences_per_step = tokens_per_step // seq_len
-        self.warnings: tuple[str, ...] = ()
         self._held_out = held_out.digests if held_out else frozenset()
         self._identity: dict[str, Any] = {"seed": seed, "block_documents": block_documents}
         self._identity |= {"held_out": held_out.corpus.sha256 if held_out else None}
@@ -118,7 +116,7 @@ class StreamedBatches:
         if documents.kind == "text":
             self._identity["piece_chars"] = PIECE_CHARS
         documents.cut(PIECE_CHARS)
-        self._documents, self._threads = documents, threads or min(processors(), 8)
+        self._documents = documents
         place, skip, first = _BlockPosition(0, 0, None), 0, 0
         if state is not None:
             _refuse_others(state, self._identity, documents.name)
@@ -128,7 +126,7 @@ class StreamedBatches:
         """Held while a block is being read."""
         self._ending = False
         atexit.register(self._end)
-        self._blocks = Prefetched(self._guarded(self._read(place)), _same, ahead=1)
+        self._blocks = Prefetched(self._guarded(self._read(place)), lambda block: block, ahead=1)
         self._held: deque[_Block] = deque()
         self._used = skip
         """Tokens of the first held block that earlier steps have used."""
@@ -197,14 +195,15 @@ class StreamedBatches:
 
     def _read(self, place: _BlockPosition) -> Iterator[_Block]:
         """Yield blocks from `place` on, without end; runs in a thread of its own, ahead of the trainer."""
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="tokenise") as pool:
+        with ThreadPoolExecutor(min(processors(), 8), thread_name_prefix="tokenise") as pool:
             epoch, number, position = place
             while True:
                 self._documents.restart([self.seed, epoch])
                 if position is not None:
                     self._documents.load_state_dict(position)
                 begun = position is not None
-                for pieces, following in self._pieces():
+                most, now = self._identity["block_documents"], self._documents.state_dict
+                for pieces, following in groups(self._pieces(), now, most, BLOCK_CHARS):
                     begun = True
                     tokens = _encoded(pool, pieces)
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
@@ -224,22 +223,13 @@ class StreamedBatches:
             self._documents.check_unchanged()
             raise
 
-    def _pieces(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
-        """Yield the documents of each block, and the position after it."""
-        pieces: list[Piece] = []
-        characters = 0
+    def _pieces(self) -> Iterator[Piece]:
+        """Yield the documents that are not held out."""
         for piece in self._documents_read():
             if self._ending:
                 raise DataError("the process is ending")
-            if self._held_out and _digest(piece) in self._held_out:
-                continue
-            pieces.append(piece)
-            characters += len(piece.text)
-            if len(pieces) >= self._identity["block_documents"] or characters >= BLOCK_CHARS:
-                yield pieces, self._documents.state_dict()
-                pieces, characters = [], 0
-        if pieces:
-            yield pieces, self._documents.state_dict()
+            if not self._held_out or _digest(piece) not in self._held_out:
+                yield piece
 
 
 def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:
@@ -249,10 +239,6 @@ def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:
 
 def _digest(piece: Piece) -> bytes:
     return hashlib.blake2b(piece.text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
-
-
-def _same(block: _Block) -> _Block:
-    return block
 
 
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:

@@ -10,7 +10,7 @@ from trainings import FOUR, start
 
 from gpt2.config.toggles import Toggles
 from gpt2.config.tolerances import LOSS_TOLERANCE
-from gpt2.model.float8 import to_float8
+from gpt2.model.kernel_libraries import to_float8
 from gpt2.model.model import LayerNorm
 from gpt2.proofs.profiler import profile
 from gpt2.proofs.prove import prove

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2.data.batches import Batches, DataError, open_corpus
-from gpt2.data.documents import SEPARATOR, FirstTokens, ShuffledDocuments, in_new_order, open_validation
+from gpt2.data.documents import SEPARATOR, ShuffledDocuments, in_new_order
 from gpt2.data.shards import Shards
+from gpt2.data.splits import open_validation
 from gpt2.data.synthetic import Synthetic
 from gpt2.files.shard_format import shard_header
 
@@ -122,22 +123,15 @@ def shard(path: Path, ids: np.ndarray) -> None:
     path.write_bytes(shard_header(len(ids)) + ids.astype("<u2").tobytes())
 
 
-def test_validation_is_the_first_tokens_in_plain_order(tmp_path: Path) -> None:
+def test_validation_is_in_plain_order(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).integers(0, V, 3000)
     shard(tmp_path / "mine_val_000000.bin", ids)
     shard(tmp_path / "mine_train_000001.bin", ids[::-1])
-    validation = open_validation("mine", tmp_path, vocab_size=V, tokens=1000)
-    assert validation.tokens == 1000
-    assert np.array_equal(validation.read(0, 1000), ids[:1000])
-    (tmp_path / "first.bin").write_bytes(ids[:1000].astype("<u2").tobytes())
-    assert validation.sha256 == open_corpus("same", vocab_size=V, path=tmp_path / "first.bin").sha256
-    assert open_validation("mine", tmp_path, vocab_size=V).tokens == 3000
-
-
-def test_fewer_validation_tokens_than_asked_for_are_said() -> None:
-    validation = FirstTokens(shards([10] * 5), 100)
-    assert validation.tokens == 50
-    assert "100 tokens were asked for and 'mine' has 50" in validation.warnings[0]
+    validation = open_validation("mine", tmp_path, vocab_size=V)
+    assert validation.tokens == 3000
+    assert np.array_equal(validation.read(0, 3000), ids)
+    (tmp_path / "same.bin").write_bytes(ids.astype("<u2").tobytes())
+    assert validation.sha256 == open_corpus("same", vocab_size=V, path=tmp_path / "same.bin").sha256
 
 
 def test_a_folder_without_validation_is_refused(tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 from gpt2.data.batches import open_corpus
 from gpt2.data.corpora.prepare import prepare
 from gpt2.data.corpora.sources import open_documents
-from gpt2.data.documents import open_validation
-from gpt2.data.splits import split_of
+from gpt2.data.splits import open_validation, split_of
 from gpt2.files.cache import DataError
 
 V = 50257

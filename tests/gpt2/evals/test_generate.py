@@ -16,9 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from trainings import FOUR, every_value, start
 
 from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS
 from gpt2.evals.generate import Reader, generate, probabilities, stream_text
 from gpt2.interop.convert import write_huggingface
-from gpt2.model.model import GPT2, PRESETS, build
+from gpt2.model.model import GPT2, build
 from gpt2.text import encoded, gpt2_encoding
 
 CPU = torch.device("cpu")

@@ -25,12 +25,13 @@ from harness import write_tokenizer
 from models import random_weights, to_transformers
 from places import REAL, ROOT
 
+from gpt2.config.workload import GPT2Config
 from gpt2.device import Cpu
 from gpt2.evals import hellaswag
 from gpt2.evals.hellaswag import PUBLISHED, Example, Score, ScoreError, Style, choices, evaluate, load, wilson
 from gpt2.evals.log_likelihood import log_probabilities
 from gpt2.files.cache import DataError
-from gpt2.model.model import GPT2, GPT2Config, build
+from gpt2.model.model import GPT2, build
 from gpt2.training import distributed
 
 CPU = Cpu()

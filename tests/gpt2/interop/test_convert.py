@@ -19,7 +19,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2.data.tokenizer_files import other_vocabulary, write_tokenizer
+from gpt2.config.workload import GPT2Config
+from gpt2.data.tokenizer_files import other_vocabulary, tokenizer_files
 from gpt2.interop import convert
 from gpt2.interop.convert import (
     ConvertError,
@@ -29,8 +30,7 @@ from gpt2.interop.convert import (
     write_llmc,
     write_nanogpt,
 )
-from gpt2.interop.weight_files import shapes
-from gpt2.model.model import GPT2, GPT2Config, build
+from gpt2.model.model import GPT2, build, shapes
 from gpt2.text import gpt2_encoding
 
 SMALL = GPT2Config(n_layer=3, n_head=2, n_embd=32, n_ctx=48, vocab_size=301)
@@ -389,6 +389,11 @@ def test_an_export_that_is_broken_off_leaves_nothing(tmp_path: Path, monkeypatch
 
 
 # --- the tokenizer
+
+
+def write_tokenizer(folder: Path) -> None:
+    for name, text in tokenizer_files(n_ctx=1024).items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def test_the_merges_and_the_vocabulary_are_those_that_openai_published(

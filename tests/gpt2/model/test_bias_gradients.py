@@ -23,10 +23,11 @@ from trainings import start_on_a_cpu as start
 
 from gpt2.config.toggles import UnsupportedToggle
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
+from gpt2.config.workload import PRESETS
 from gpt2.device import find
 from gpt2.model import bias_gradients
 from gpt2.model.bias_gradients import BiasedGelu, BiasedSplit, rows_per_program
-from gpt2.model.model import PRESETS, Block
+from gpt2.model.model import Block
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile
 from gpt2.proofs.prove import prove

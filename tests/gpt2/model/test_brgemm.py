@@ -15,7 +15,7 @@ from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import check
 from gpt2.device.cpu import Cpu
 from gpt2.hardware import host
-from gpt2.model import cpp_build
+from gpt2.model import brgemm
 from gpt2.model.brgemm import BrgemmAttention
 from gpt2.model.model import by_heads
 
@@ -125,7 +125,7 @@ def test_compiled_code_calls_it_with_gradients_of_any_layout() -> None:
 @kernel
 def test_it_is_compiled_once_for_a_machine_and_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
-    build = cpp_build.library.__wrapped__
+    build = brgemm.library.__wrapped__
     build()
     (made,) = (tmp_path / "new").iterdir()
     when = made.stat().st_mtime_ns
@@ -152,7 +152,7 @@ def test_a_compiler_that_fails_is_told_of_in_one_line_and_leaves_nothing(tmp_pat
     with pytest.raises(
         UnsupportedToggle, match=r"cannot compile attention.cpp: x.cpp:1: error: no such header; choose"
     ):
-        cpp_build.library.__wrapped__()
+        brgemm.library.__wrapped__()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -192,12 +192,12 @@ def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(
     with pytest.raises(
         UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"
     ):
-        cpp_build.library.__wrapped__()
+        brgemm.library.__wrapped__()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cxx"))
     with pytest.raises(
         UnsupportedToggle, match=r"exists.*; set TORCHINDUCTOR_CACHE_DIR to a folder that can be"
     ):
-        cpp_build.library.__wrapped__()
+        brgemm.library.__wrapped__()
 
 
 @kernel
@@ -206,7 +206,7 @@ def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
     with pytest.raises(
         UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"
     ):
-        cpp_build.library.__wrapped__()
+        brgemm.library.__wrapped__()
 
 
 def test_a_cpu_without_the_units_is_refused_with_what_to_choose(monkeypatch) -> None:

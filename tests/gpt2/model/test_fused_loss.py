@@ -22,9 +22,10 @@ from trainings import start_on_a_cpu as start
 
 from gpt2.config.toggles import Toggles
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
+from gpt2.config.workload import PRESETS
 from gpt2.model import fused_loss
 from gpt2.model.fused_loss import FusedCrossEntropy
-from gpt2.model.model import PRESETS, build
+from gpt2.model.model import build
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile
 from gpt2.proofs.prove import prove

@@ -27,8 +27,9 @@ from trainings import start_on_a_cpu as start
 from gpt2.config.constraints import check
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.hardware.kernel_packages import missing
-from gpt2.model.model import PRESETS, LayerNorm, build
+from gpt2.config.workload import PRESETS
+from gpt2.hardware.host import missing_package
+from gpt2.model.model import LayerNorm, build
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import attention_kernel, profile
 from gpt2.proofs.prove import prove
@@ -412,28 +413,28 @@ def test_what_a_library_cannot_do_is_refused(changes: dict, reason: str) -> None
 def test_a_missing_package_is_named_with_how_to_install_it(
     toggle: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", lambda name: None)
-    assert reason in str(missing(toggle, value))
+    monkeypatch.setattr("gpt2.hardware.host.find_spec", lambda name: None)
+    assert reason in str(missing_package(toggle, value))
 
 
 def test_a_cut_cross_entropy_without_its_exact_form_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ModuleSpec("cut_cross_entropy", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", lambda name: spec)
-    assert "this cut_cross_entropy has no exact form" in str(missing("cross_entropy", "cut"))
+    monkeypatch.setattr("gpt2.hardware.host.find_spec", lambda name: spec)
+    assert "this cut_cross_entropy has no exact form" in str(missing_package("cross_entropy", "cut"))
     (tmp_path / "cce_utils.py").touch()
-    assert missing("cross_entropy", "cut") is None
+    assert missing_package("cross_entropy", "cut") is None
 
 
 def test_a_library_without_what_it_is_compiled_by_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"quack": ModuleSpec("quack", None)}
-    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", here.get)
-    assert "its package cutlass is not here; pip install" in str(missing("cross_entropy", "quack"))
+    monkeypatch.setattr("gpt2.hardware.host.find_spec", here.get)
+    assert "its package cutlass is not here; pip install" in str(missing_package("cross_entropy", "quack"))
 
 
 def test_other_values_need_no_package() -> None:
-    assert missing("cross_entropy", "triton") is None
+    assert missing_package("cross_entropy", "triton") is None
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])

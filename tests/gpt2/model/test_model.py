@@ -5,8 +5,9 @@ import pytest
 import torch
 from models import from_conv1d, random_weights, to_transformers
 
+from gpt2.config.workload import PRESETS, GPT2Config
 from gpt2.hardware import host
-from gpt2.model.model import GPT2, PRESETS, GPT2Config, build
+from gpt2.model.model import GPT2, build
 
 CPU = torch.device("cpu")
 NO_BRGEMM = host.missing_brgemm("float32")

@@ -22,6 +22,7 @@ from waiting import until
 
 from gpt2.cli.main import app
 from gpt2.config.validation import ConfigError
+from gpt2.data.batches import Batches
 from gpt2.data.corpora.prepare import prepare
 from gpt2.files.cache import DataError
 from gpt2.pretrain import rank_main
@@ -29,7 +30,7 @@ from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read
 from gpt2.pretrain.config import Run, load
-from gpt2.pretrain.datasets import Data, Source, open_data
+from gpt2.pretrain.datasets import Source, open_data
 from gpt2.pretrain.metrics import Event, Files, Kind, MetricsError, TensorBoard
 from gpt2.pretrain.metrics import read as read_metrics
 from gpt2.pretrain.session import SessionOptions
@@ -819,10 +820,10 @@ def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
 def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(data: Data) -> None:
+    def changed(batches: Batches) -> None:
         raise DataError("mine.jsonl changed while it was read")
 
-    monkeypatch.setattr(Data, "check_unchanged", changed)
+    monkeypatch.setattr(Batches, "check_unchanged", changed)
     with pytest.raises(DataError, match=r"mine\.jsonl changed"):
         events(tiny_run(steps=4), tmp_path)
     assert not folders(tmp_path / "checkpoints")

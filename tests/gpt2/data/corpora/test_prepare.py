@@ -24,8 +24,8 @@ from places import ROOT
 from gpt2.data.batches import open_corpus
 from gpt2.data.corpora.prepare import Progress, prepare
 from gpt2.data.corpora.sources import stem_of
-from gpt2.data.documents import open_validation
-from gpt2.data.index import Index, damaged, read_index, to_nanogpt
+from gpt2.data.index import Index, read_index, to_nanogpt
+from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError
 
 TEXTS = streams.documents(600)
@@ -111,7 +111,8 @@ def test_the_trainer_finds_the_training_shards_and_the_validation_apart(corpus: 
 
 def test_nanogpt_maps_one_file_without_a_header_per_split(corpus: str, tmp_path: Path) -> None:
     made(corpus, tmp_path / "out")
-    train, val = to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    train, val = (tmp_path / "nano" / f"{split}.bin" for split in ("train", "val"))
     ids = expected(TEXTS)
     assert np.array_equal(np.memmap(train, dtype=np.uint16, mode="r"), ids[5000:])
     assert np.array_equal(np.memmap(val, dtype=np.uint16, mode="r"), ids[:5000])
@@ -394,14 +395,14 @@ def test_asking_again_for_what_is_finished_does_nothing(corpus: str, tmp_path: P
 
 
 def test_a_damaged_shard_is_found_by_its_checksum(corpus: str, tmp_path: Path) -> None:
-    made(corpus, tmp_path / "out")
-    assert damaged(tmp_path / "out") == []
+    index = made(corpus, tmp_path / "out")
+    assert index.damaged(tmp_path / "out") == []
     first, second = tmp_path / "out" / "mine_val_000000.bin", tmp_path / "out" / "mine_train_000002.bin"
     content = bytearray(first.read_bytes())
     content[-3] ^= 1
     first.write_bytes(content)
     second.unlink()
-    assert damaged(tmp_path / "out") == [first.name, second.name]
+    assert index.damaged(tmp_path / "out") == [first.name, second.name]
 
 
 @pytest.mark.parametrize("change", ["settings", "files"])

@@ -50,7 +50,6 @@ def stream(
         held_out=held_out,
         block_documents=block,
         state=state,
-        threads=2,
     )
 
 
