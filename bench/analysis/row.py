@@ -164,7 +164,7 @@ class Row:
     external: External | None = None
     """The other trainer of an external rung, whose toggles tell its device only."""
     tried: float | None = None
-    """Of a rung that was tried and not carried, its speed over the rung that it stood on, from one window."""
+    """Of a rung that was tried and not carried, its speed over the rung it stood on, in short windows."""
     left_out: bool = False
     """Whether it was tried and not carried, so that no round measured it."""
 
@@ -276,9 +276,9 @@ def row_of(
 
 def _row_left_out(rung: Sequence[Record], before: Sequence[Record] | None) -> Row:
     """The row of a rung that was tried and not carried: nothing of it was measured in rounds."""
-    toggles, scout = toggles_of(rung), rung[0].scout
+    toggles, scout = toggles_of(rung), rung[-1].scout
     assert scout
-    slow = scout.check == "ok" or rung[0].status == "too_slow"
+    slow = scout.check == "ok" or rung[-1].status == "too_slow"
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     return Row(
         rung=rung[0].rung,

@@ -50,9 +50,11 @@ class Run(tuple[Record, ...]):
     def rungs(self) -> dict[int, list[Record]]:
         """Records of each rung, or of each candidate of a sweep, by its index in the ladder.
 
-        A rung that was tried and not carried has the record of that alone.
+        A rung that was tried and not carried has the records of that alone.
         """
-        rungs = {**self._by_index(RUNGS), **group_by(filter(not_carried, self), lambda r: r.rung_index)}
+        carried = {r.rung_index for r in self if r.scout and r.scout.carried}
+        left_out = [r for r in self if not_carried(r) and r.rung_index not in carried]
+        rungs = {**self._by_index(RUNGS), **group_by(left_out, lambda record: record.rung_index)}
         return dict(sorted(rungs.items())) if any(r.kind == "scout" for r in self) else rungs
 
     @cached_property

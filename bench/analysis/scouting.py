@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from bench.analysis.claim_checks import check_claims
 from bench.analysis.run_records import toggles_of
-from bench.records.measurement import Measurement
 from bench.records.record import Record, Scout
-from bench.stats import LEAST_DELTA, block_error
+from bench.stats import LEAST_DELTA, block_error, geometric_mean
 
 FAR_TOO_SLOW = 0.5
 """Share of the best so far below which a rung's first steps end it."""
@@ -30,18 +29,19 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
 
     tried: the records of those before it, in order, each with its own decision. The first rung is always
     carried, and so is the best so far where it is tried again. Another one is carried if it ran, kept the
-    losses, did what it claims, and was faster than the last that was carried by more than the floor:
-    LEAST_DELTA, the difference of the first rung's two tries, or ERRORS standard errors of the two windows,
-    whichever is largest.
+    losses, did what it claims, and was faster than the last that was carried, in the mean of its tries, by
+    more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS standard errors
+    of the windows, whichever is largest.
     """
     chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
     check, reason = "ok", None
-    ratio = _ratio(record, best)
-    if not tried or any(each.rung_index == record.rung_index for each in tried):
-        over = record.rung if tried else None
+    earlier = [each for each in tried if each.rung_index == record.rung_index]
+    ratio = _ratio([*earlier, record], best)
+    if not tried or (earlier and _is_carried(earlier[-1], tried)):
+        over, again = (record.rung, _ratio([record], best)) if tried else (None, None)
         return Scout(
-            over=over, ratio=ratio, floor=None, carried=True, check=record.status, reason=record.error
+            over=over, ratio=again, floor=None, carried=True, check=record.status, reason=record.error
         )
     if record.status != "too_slow":
         alike = (each for each in chain if _tokens(each) == _tokens(record) is not None)
@@ -52,7 +52,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
         if check == "ok" and other_maths:
             setting, why = next(iter(other_maths.items()))
             check, reason = "other_maths", f"{setting}: {why}"
-    floor = max(LEAST_DELTA, _first_difference(tried), _error(record, best))
+    floor = max(LEAST_DELTA, _first_difference(tried), _error([*earlier, record], best))
     faster = best is None or (ratio is not None and ratio > 1 + floor)
     return Scout(
         over=best.rung if best else None,
@@ -73,9 +73,24 @@ def is_stale(tried: Sequence[Record]) -> bool:
     """Whether the best so far is to be tried again, before anything else is compared with it."""
     best = best_of(tried)
     since = tried[tried.index(best) + 1 :] if best else ()
-    scouts = [record.scout for record in since if record.scout and record.status == "ok"]
-    close = [s for s in scouts if s.check == "ok" and s.ratio and s.floor and s.ratio >= 1 - s.floor]
+    close = {r.rung_index for r in since if (over := _over_floor(r)) is not None and over >= -1}
     return len(close) >= STALE
+
+
+def is_close(tried: Sequence[Record]) -> bool:
+    """Whether the rung that was tried last seemed faster, but within the noise, so that it is tried again."""
+    last, over = tried[-1], _over_floor(tried[-1])
+    again = any(each.rung_index == last.rung_index for each in tried[:-1])
+    gained = last.scout is not None and (last.scout.ratio or 0.0) > 1 + LEAST_DELTA
+    return over is not None and over <= 1 and gained and not again
+
+
+def _over_floor(record: Record) -> float | None:
+    """By how many times its floor a sound try was faster than the best, below 0 if slower; None of others."""
+    scout = record.scout
+    if record.status != "ok" or not scout or scout.check != "ok" or not scout.ratio or not scout.floor:
+        return None
+    return (scout.ratio - 1) / scout.floor
 
 
 def _is_carried(record: Record, tried: Sequence[Record]) -> bool:
@@ -93,9 +108,10 @@ def _tokens(record: Record) -> int | None:
     return record.measurement.tokens_per_step if record.measurement else None
 
 
-def _ratio(record: Record, best: Record | None) -> float | None:
-    speed, over = _speed(record), best and _speed(best)
-    return speed / over if speed and over else None
+def _ratio(tries: Sequence[Record], best: Record | None) -> float | None:
+    """Mean speed of a rung's tries over the best's."""
+    speeds, over = [speed for each in tries if (speed := _speed(each))], best and _speed(best)
+    return geometric_mean(speeds).value / over if speeds and over else None
 
 
 def _first_difference(tried: Sequence[Record]) -> float:
@@ -104,7 +120,9 @@ def _first_difference(tried: Sequence[Record]) -> float:
     return max(speeds) / min(speeds) - 1 if len(speeds) > 1 else 0.0
 
 
-def _error(record: Record, best: Record | None) -> float:
-    """ERRORS relative standard errors of the ratio of two windows, from the scatter of their blocks."""
-    windows: list[Measurement] = [r.measurement for r in (record, best) if r and r.measurement]
-    return ERRORS * math.hypot(*(block_error(window.block_seconds) for window in windows))
+def _error(tries: Sequence[Record], best: Record | None) -> float:
+    """ERRORS relative standard errors of that ratio, from the scatter of the windows' blocks."""
+    errors = [block_error(each.measurement.block_seconds) for each in tries if each.measurement]
+    own = math.hypot(*errors) / max(1, len(errors))
+    over = block_error(best.measurement.block_seconds) if best and best.measurement else 0.0
+    return ERRORS * math.hypot(own, over)

@@ -14,7 +14,7 @@ from typing import Protocol
 from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
-from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_stale, judge
+from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge
 from bench.format import duration, listed
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
 from bench.records.record import Record
@@ -174,7 +174,8 @@ class Climb:
     def _tries(self) -> Iterator[Task]:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.
 
-        The best so far is tried again from time to time, as the machine may not be what it was.
+        A rung that seems faster within the noise is tried again at once, and the best so far from time to
+        time, as the machine may not be what it was.
         """
         first = self._own[0]
         for repetition in (1, 2):
@@ -183,13 +184,15 @@ class Climb:
             if not best_of(self._tried):  # it does not run here: there is no noise to be known
                 break
         for rung in self._own[1:]:
-            known = {record.rung_index for record in self._tried}
-            if rung.index in known or (rung.again and rung.again in self._carried):
-                continue
-            if is_stale(self._tried) and (best := best_of(self._tried)):
-                last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
-                yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
-            yield self._try(rung)
+            if not any(record.rung_index == rung.index for record in self._tried):
+                if rung.again and rung.again in self._carried:
+                    continue
+                if is_stale(self._tried) and (best := best_of(self._tried)):
+                    last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
+                    yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
+                yield self._try(rung)
+            if self._tried[-1].rung_index == rung.index and is_close(self._tried):
+                yield self._try(rung, 2)
 
     @property
     def _carried(self) -> set[str]:

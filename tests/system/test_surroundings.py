@@ -334,7 +334,7 @@ def test_a_working_directory_that_is_gone_is_told_in_one_line(words: tuple[str, 
     gone = tmp_path / "gone"
     gone.mkdir()
     program, *rest = words
-    script = f'rmdir {gone} && exec {BIN / program} {" ".join(rest)}'
+    script = f"rmdir {gone} && exec {BIN / program} {' '.join(rest)}"
     done = subprocess.run(["sh", "-c", script], cwd=gone, text=True, capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr == f"{program}: the working directory is no longer there; go to another one\n"
