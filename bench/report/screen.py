@@ -373,7 +373,7 @@ def _marks(board: Scoreboard) -> Iterator[str]:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
             fastest = f"this machine's fastest matmul, {best / 1e12:.3g} TFLOP/s"
-            yield f"{CEILING}: of {fastest}; attention counts in full, as if nothing were masked."
+            yield f"{CEILING}: of {fastest}; counts attention as if unmasked."
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
