@@ -22,7 +22,7 @@ from gpt2.files.strict_json import dumps
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
-COLUMNS = (
+COLUMNS: tuple[str, ...] = (
     "kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu",
     "peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text",
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -78,7 +78,7 @@ def climb(board: Scoreboard) -> Figure | None:
     limit = limit_tps(board, board.fastest) if board.fastest else None
     style.fit_log_axis(axes, min(tps.value for tps in speeds), [*ends, *([(limit, "")] if limit else [])])
     if limit:
-        axes.axvline(limit, color=axes.xaxis.label.get_color(), lw=1, ls=":")
+        axes.axvline(limit, color=style.NEITHER, lw=1, ls=":", zorder=0)
         axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
@@ -99,7 +99,7 @@ def climb(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _legend(verdicts: set[Verdict | None]) -> str:
+def _legend(verdicts: Container[str | None]) -> str:
     """A line that says what the colours of the bars mean, as far as they occur."""
     colours: dict[str, tuple[Verdict, ...]] = {
         "green": ("faster",),
