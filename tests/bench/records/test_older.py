@@ -49,6 +49,10 @@ def committed() -> Iterator[tuple[dict[str, Any], Record]]:
 def test_every_committed_record_keeps_all_that_its_texts_said() -> None:
     seen = set()
     for line, found in committed():
+        if "other_work_cores" in line:  # of today's form, whose texts hold no facts
+            assert found.warnings == line["warnings"]
+            assert found.other_work_cores == line["other_work_cores"]
+            continue
         assert sorted([*disturbances(found), *found.warnings]) == sorted(line["warnings"])
         assert found.disturbed == any(
             each.startswith(("other work", "stood still")) for each in line["warnings"]
