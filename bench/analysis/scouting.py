@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
-from bench.analysis.run_records import toggles_of
+from bench.analysis.run_records import group_by, toggles_of
 from bench.records.record import Record, Scout
 from bench.stats import LEAST_DELTA, block_error, geometric_mean
 
@@ -30,7 +31,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     tried: the records of those before it, in order, each with its own decision. The first rung is always
     carried, and so is the best so far where it is tried again. Another one is carried if it ran, kept the
     losses, did what it claims, and was faster than the last that was carried, in the mean of its tries, by
-    more than the floor: LEAST_DELTA, the difference of the first rung's two tries, or ERRORS standard errors
+    more than the floor: LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors
     of the windows, whichever is largest.
     """
     chain = [each for each in tried if _is_carried(each, tried)]
@@ -38,7 +39,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     check, reason = "ok", None
     earlier = [each for each in tried if each.rung_index == record.rung_index]
     ratio = _ratio([*earlier, record], best)
-    if not tried or (earlier and _is_carried(earlier[-1], tried)):
+    if not tried or any(_is_carried(each, tried) for each in earlier):
         over, again = (record.rung, _ratio([record], best)) if tried else (None, None)
         return Scout(
             over=over, ratio=again, floor=None, carried=True, check=record.status, reason=record.error
@@ -52,7 +53,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
         if check == "ok" and other_maths:
             setting, why = next(iter(other_maths.items()))
             check, reason = "other_maths", f"{setting}: {why}"
-    floor = max(LEAST_DELTA, _first_difference(tried), _error([*earlier, record], best))
+    floor = max(LEAST_DELTA, _difference_of_tries(tried), _error([*earlier, record], best))
     faster = best is None or (ratio is not None and ratio > 1 + floor)
     return Scout(
         over=best.rung if best else None,
@@ -114,10 +115,15 @@ def _ratio(tries: Sequence[Record], best: Record | None) -> float | None:
     return geometric_mean(speeds).value / over if speeds and over else None
 
 
-def _first_difference(tried: Sequence[Record]) -> float:
-    """Relative difference of the first rung's tries, the A/A comparison of this stage."""
-    speeds = [speed for r in tried if r.rung_index == tried[0].rung_index and (speed := _speed(r))]
-    return max(speeds) / min(speeds) - 1 if len(speeds) > 1 else 0.0
+def _difference_of_tries(tried: Sequence[Record]) -> float:
+    """Relative difference between consecutive tries of one rung, the A/A comparison of this stage.
+
+    Of several pairs it is the root of their mean square.
+    """
+    by_rung = group_by(tried, lambda record: record.rung_index)
+    speeds = [[speed for record in rung if (speed := _speed(record))] for rung in by_rung.values()]
+    differences = [max(pair) / min(pair) - 1 for of_one in speeds for pair in pairwise(of_one)]
+    return math.sqrt(math.fsum(each**2 for each in differences) / len(differences)) if differences else 0.0
 
 
 def _error(tries: Sequence[Record], best: Record | None) -> float:

@@ -136,7 +136,7 @@ def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
     tried = ""
     if ladder.protocol.carry == "if_faster":
         own = sum(not rung.external for rung in rungs)
-        tried = f"{own + 1} short processes that try the rungs; then, if all are carried, "
+        tried = f"{own + 1} short processes or more that try the rungs; then, if all are carried, "
     schedule = Schedule(ladder, rungs, ablate)
     rounds = schedule.planned_rounds
     first, each = list(schedule.round(1)), list(schedule.round(2))

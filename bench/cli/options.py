@@ -97,11 +97,12 @@ def load_with_options(
         if repeats:
             raise BenchError("--repeats and --until exclude each other; choose one")
         overrides.append(f"protocol.until={_fraction(until)}")
-    if minutes:
-        if any(each.startswith("protocol.blocks=") for each in overrides):
-            raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
-        overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
+    if minutes and any(each.startswith("protocol.blocks=") for each in overrides):
+        raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
     loaded = load(ladder, overrides)
+    if minutes and loaded.protocol.blocks > LEAST_BLOCKS:
+        overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
+        loaded = load(ladder, overrides)
     # There are three times as many processes.
     if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:
         overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")

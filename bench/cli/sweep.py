@@ -146,16 +146,19 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
     workload = [axis for axis in axes if axis.of_workload]
     toggles = [axis for axis in axes if not axis.of_workload]
+    notes: list[str] = []
     for values in product(*(axis.values for axis in workload)):
         what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
         overrides = (*given, *(f"workload.{each}" for each in what))
-        ladder = supported(load(Path(path), overrides), overrides, say)
+        ladder = supported(load(Path(path), overrides), overrides, notes.append, [rung])
         base = ladder.rung(rung) if rung else full_set(ladder.first_tries)[-1]
         if base.external:
             raise LadderError(
                 f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none"
             )
         yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
+    for note in dict.fromkeys(notes):
+        say(note)
 
 
 def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:

@@ -67,7 +67,7 @@ def turns(
     from gpt2.hardware.host import temp_folder
 
     time = datetime.now(UTC).isoformat(timespec="seconds")
-    loaded = supported(load(ladder, set_ or []), set_ or [], say)
+    loaded = supported(load(ladder, set_ or []), set_ or [], say, names(rungs))
     environment = probe(loaded.rungs[0].toggles.device).environment
     loaded, found = with_best(loaded, set_ or [], out, environment)
     for each in found:

@@ -90,7 +90,7 @@ class Protocol:
             min_warmup_steps=min(self.min_warmup_steps, 2),
             min_warmup_seconds=min(self.min_warmup_seconds, 2.0),
             block_seconds=min(self.block_seconds, 0.5),
-            blocks=LEAST_BLOCKS,
+            blocks=self.least_blocks,
             loss_steps=0,
         )
 

@@ -22,8 +22,8 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
     """The rungs of `ladder` up to `base`, and the winner above them."""
     rungs: list[dict[str, Any]] = []
     before = Toggles()
-    for rung in ladder.rungs[: base.index + 1]:
-        if rung.external:
+    for rung in ladder.rungs:
+        if rung.external or rung.index > base.index:
             continue
         rungs.append(_rung(rung.name, before, rung.toggles, ladder, rung.expect))
         before = rung.toggles

@@ -1,6 +1,6 @@
 """Which processes a run consists of, by how earlier ones ended: rounds, or a climb before them.
 
-With `carry: if_faster` each rung is first tried in one short window. What that finds decides which rungs the
+With `carry: if_faster` each rung is first tried in short windows. What that finds decides which rungs the
 rounds measure, and no speed of theirs comes from it, so that choosing does not flatter what was chosen.
 """
 
@@ -16,7 +16,7 @@ from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge
 from bench.format import duration, listed
-from bench.ladder.ladder import LEAST_BLOCKS, Ladder, LadderError, Rung
+from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import Record
 from bench.stats import LEAST_ROUNDS, MOST_ROUNDS_UNTIL, narrow_enough
 
@@ -160,16 +160,22 @@ class Climb:
         to_try = sum(not rung.again and rung.index not in known for rung in self._own)
         carried = len({r.rung_index for r in self._tried if r.scout and r.scout.carried})
         each = sum(self._seconds) / len(self._seconds)
+        tries = to_try * len(self._tried) / max(1, len(known))  # some are made twice and more
         windows = [self._longer(record) for record in self._tried if record.measurement]
         longer = sum(windows) / len(windows) if windows else 0.0
-        return to_try * each + rounds * (carried + to_try / 2 + 2) * (each + longer)
+        return tries * each + rounds * (carried + to_try / 2 + 2) * (each + longer)
 
     def _longer(self, tried: Record) -> float:
         """Seconds by which a window of the rounds is longer than that of a try."""
         full, short, m = self._ladder.protocol, self._ladder.protocol.short, tried.measurement
         step = max(m.block_seconds) / m.block_steps if m and m.block_steps and m.block_seconds else 0.0
         whole = min(full.max_window_seconds, full.blocks * max(full.block_seconds, step))
-        return max(0.0, whole - LEAST_BLOCKS * max(short.block_seconds, step))
+        return max(0.0, whole - short.least_blocks * max(short.block_seconds, step))
+
+    def _has_time(self) -> bool:
+        """Whether there is time for tries that can be done without: all rounds fit, as far as is known."""
+        left = self.seconds_left(1, self.planned_rounds)
+        return self._limit is None or left is None or left <= self._limit.seconds_left(0)
 
     def _tries(self) -> Iterator[Task]:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.
@@ -185,13 +191,13 @@ class Climb:
                 break
         for rung in self._own[1:]:
             if not any(record.rung_index == rung.index for record in self._tried):
-                if rung.again and rung.again in self._carried:
+                if rung.again and (rung.again in self._carried or not self._has_time()):
                     continue
-                if is_stale(self._tried) and (best := best_of(self._tried)):
+                if is_stale(self._tried) and self._has_time() and (best := best_of(self._tried)):
                     last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
                     yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
                 yield self._try(rung)
-            if self._tried[-1].rung_index == rung.index and is_close(self._tried):
+            if self._tried[-1].rung_index == rung.index and is_close(self._tried) and self._has_time():
                 yield self._try(rung, 2)
 
     @property

@@ -35,17 +35,22 @@ def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladd
     return ladder.carrying(without=without), left_out
 
 
-def supported(ladder: Ladder, overrides: Sequence[str], note: Callable[[str], None]) -> Ladder:
-    """Return a ladder that leaves out by itself what this machine cannot run without those rungs.
+def supported(
+    ladder: Ladder, overrides: Sequence[str], note: Callable[[str], None], named: Sequence[str] = ()
+) -> Ladder:
+    """Return a ladder that chooses its rungs by itself, without those that do not suit this machine.
 
-    Any other ladder is returned as it is. note: is told which rungs those are.
+    Any other ladder is returned as it is, and one whose device is not here. named: rungs that are asked for,
+    which stay. note: is told which rungs are left out.
     """
     if ladder.protocol.carry == "always":
         return ladder
-    ladder, left_out = suited([ladder.path], overrides)
-    if left_out:
-        note(f"left out, as this machine does not support them: {listed(left_out)}")
-    return ladder
+    here, left_out = suited([ladder.path], overrides)
+    left_out = [name for name in left_out if name not in named]
+    if not left_out or len(here.own) == 1:
+        return ladder
+    note(f"left out, as they do not suit this machine: {listed(left_out)}")
+    return ladder.carrying(without=[*left_out, *(rung.name for rung in ladder.own if rung.again)])
 
 
 # --- the best toggles that are known
@@ -66,7 +71,9 @@ def with_best(
         toggles, found = best_of(other, ladder.workload.model, out, machine)
         own[rung.name] = all_settings(ladder, toggles)
         notes.append(f"{plain(rung.name)}: {found}")
-    return (load(ladder.path, overrides, own) if notes else ladder), notes
+    if notes:
+        ladder = load(ladder.path, overrides, own).carrying(without=ladder.own[0].without)
+    return ladder, notes
 
 
 def all_settings(ladder: Ladder, toggles: Toggles) -> tuple[str, ...]:

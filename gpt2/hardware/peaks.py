@@ -209,11 +209,11 @@ at 256 bits and 1.6 at 512. Of Zen 5 by AMD's guide, not measured.
 
 
 SKYLAKE_SERVER = "GenuineIntel", 6, 0x55
-ONE_UNIT = re.compile(r"\b(Bronze|Silver|Gold 5(?!\d22\b)\d{3})")
+ONE_UNIT = re.compile(r"\b(Bronze|Silver|Gold 5[12](?!22\b)\d\d)")
 """Names of Xeons of Skylake and Cascade Lake with one unit of AVX-512, where their siblings have two.
 
 By "# of AVX-512 FMA units" in Intel's specification of each processor: all Bronze and Silver, and of Gold
-5100 and 5200 all but 5122 and 5222. From Ice Lake on every Xeon Scalable has two.
+5100 and 5200 all but 5122 and 5222. Cooper Lake (of the same model; 5300 and up) and later ones have two.
 """
 
 

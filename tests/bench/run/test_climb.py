@@ -20,7 +20,7 @@ from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
 from bench.report.screen import status_words
-from bench.run.rounds import Climb
+from bench.run.rounds import Climb, TimeLimit
 
 SPEEDS = {"a": 100.0, "b": 150.0, "c": 60.0, "d": 300.0}
 """Tokens/s of rungs whose own change decides, whatever they stand on."""
@@ -352,6 +352,54 @@ def test_a_run_that_ended_anywhere_goes_on_with_what_is_missing(ladder: Ladder, 
         source.ended(records[-1])
     assert {r.key for r in whole} <= {r.key for r in records}
     assert len({r.key for r in records}) == len(records)
+
+
+@pytest.mark.parametrize("held", range(14))
+def test_a_run_with_second_tries_goes_on_with_what_is_missing(write_ladder, held: int) -> None:
+    """b seems faster within the difference of a's tries; after b and c, as fast as it, a is tried again."""
+    ladder = load(write_ladder(FIVE, carry="if_faster", repeats=1))
+
+    def run(task: Task) -> Record:
+        speeds = {"a": 100.0, "b": 99.0, "c": 95.5, "d": 100.5, "e": 130.0}
+        drift = 0.95 if task.kind == "scout" and task.rung.name == "a" and task.repetition == 2 else 1.0
+        return process(ladder, task, speeds[task.rung.name] * drift)
+
+    whole = climb(ladder, run)
+    tries = [(r.rung, r.repetition) for r in whole if r.kind == "scout"]
+    assert {("b", 2), ("a", 3)} <= set(tries)
+    source, records = Climb(ladder, ladder.rungs), whole[:held]
+    source.resume(records)
+    for task in source.tasks(records, lambda _: None):
+        records.append(judged(task, run(task)))
+        source.ended(records[-1])
+    assert [r.key for r in records if r.kind == "scout"] == [r.key for r in whole if r.kind == "scout"]
+    assert measured_rungs(records) == measured_rungs(whole) == ["a", "e"]
+
+
+def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:
+    ladder = load(write_ladder(FIVE, carry="if_faster"))
+    source, records = Climb(ladder, ladder.rungs, limit=TimeLimit(0.0)), list[Record]()
+    for task in source.tasks(records, lambda _: None):
+        speed = {"a": 95.0 if task.repetition == 2 else 100.0, "b": 98.0, "c": 97.0, "d": 96.0, "e": 97.0}
+        records.append(judged(task, process(ladder, task, speed[task.rung.name])))
+        source.ended(records[-1], 1.0)
+    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+
+
+def test_how_much_the_best_differs_from_itself_is_noise_for_later_rungs(write_ladder) -> None:
+    """b is 20 % slower when it is tried again; 1.1 times that is no sure gain."""
+    ladder = load(write_ladder(FIVE, carry="if_faster"))
+
+    def run(task: Task) -> Record:
+        again = task.kind == "scout" and task.repetition == 2
+        speeds = {"a": 100.0, "b": 120.0 if again else 144.0, "c": 144.0, "d": 144.0, "e": 130.0}
+        return process(ladder, task, speeds[task.rung.name])
+
+    records = climb(ladder, run)
+    last = next(r.scout for r in reversed(records) if r.rung == "e" and r.scout)
+    assert (last.over, last.carried) == ("b", False)
+    assert last.floor == pytest.approx((0.2**2 / 2) ** 0.5)  # a's two tries are alike
 
 
 def test_an_interrupted_try_is_made_again(ladder: Ladder) -> None:

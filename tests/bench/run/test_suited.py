@@ -32,11 +32,21 @@ def climb(tmp_path: Path) -> Ladder:
 
 def test_it_leaves_out_what_this_machine_does_not_support_and_says_so(climb: Ladder) -> None:
     notes: list[str] = []
-    here = supported(climb, ["toggles.micro_batch_size=2"], notes.append)
+    overrides = ["toggles.micro_batch_size=2"]
+    here = supported(load(climb.path, overrides), overrides, notes.append)
     assert [rung.name for rung in here.rungs] == ["a", "c"]
     top = here.rung("c").toggles
     assert (top.attention, top.adamw, top.micro_batch_size) == ("explicit", "fused", 2)
-    assert notes == ["left out, as this machine does not support them: b"]
+    assert notes == ["left out, as they do not suit this machine: b"]
+
+
+def test_a_rung_that_is_asked_for_by_name_stays(climb: Ladder) -> None:
+    assert [rung.name for rung in supported(climb, [], print, ["b"]).rungs] == ["a", "b", "c"]
+
+
+def test_a_ladder_whose_device_is_not_here_stays_as_it_is(climb: Ladder) -> None:
+    there = supported(climb, ["toggles.device=mps"], print)
+    assert [rung.name for rung in there.rungs] == ["a", "b", "c"]
 
 
 def test_a_ladder_that_keeps_every_rung_is_not_asked_about(

@@ -317,6 +317,7 @@ def test_a_cpu_whose_units_are_half_as_wide_as_its_instructions_has_half_the_flo
         (0x55, "Intel(R) Xeon(R) Gold 5218 CPU @ 2.30GHz", 32),
         (0x55, "Intel(R) Xeon(R) Gold 5220R CPU @ 2.20GHz", 32),
         (0x55, "Intel(R) Xeon(R) Gold 5222 CPU @ 3.80GHz", 64),
+        (0x55, "Intel(R) Xeon(R) Gold 5318H CPU @ 2.50GHz", 64),
         (0x55, "Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", 64),
         (0x55, "Intel(R) Xeon(R) Platinum 8259CL CPU @ 2.50GHz", 64),
         (0x6A, "Intel(R) Xeon(R) Silver 4310 CPU @ 2.10GHz", 64),

@@ -452,13 +452,31 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
     alike = replace(
-        ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung) for rung in ladder.rungs[-1:])
+        ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung, index=0) for rung in ladder.rungs[-1:])
     )
     out.write_text(ladder_to(alike, replace(ladder.rungs[-1], index=0), board.rows[-1], board))
     assert len({rung.name for rung in load(out).rungs}) == 2
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
     assert load(out).name != best.name
     assert load(out).name.startswith("test-best-")
+
+
+def test_the_ladder_to_the_best_has_no_rung_above_the_one_that_was_varied(
+    write_ladder, tmp_path: Path
+) -> None:
+    """Also where one below that was left out, as this machine does not support it."""
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}, "
+        "{name: d, set: {vocab_multiple: 64}}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster")).carrying(without=["b"])
+    base = ladder.rung("c")
+    axes = parse_all(["toggles.micro_batch_size=1,2"])
+    _, records, _ = drive(Search(as_ladder(ladder, base, axes), base, axes, math.inf, False), machine())
+    out = tmp_path / "best.yaml"
+    board = scoreboard(records)
+    out.write_text(ladder_to(ladder, base, board.rows[-1], board))
+    assert [rung.name for rung in load(out).rungs] == ["a", "c", "micro_batch_size=2"]
 
 
 def test_candidates_of_other_maths_are_not_among_those_that_the_winner_was_chosen_from(write_ladder) -> None:
