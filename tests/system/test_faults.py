@@ -151,8 +151,11 @@ def test_a_run_killed_while_rungs_are_tried_goes_on_with_that_and_keeps_what_was
     assert code == 0, said
     _, after = results(tmp_path)
     assert after[:2] == before
-    assert [(r.kind, r.rung) for r in after[2:5]] == [("scout", "b"), ("scout", "c"), ("cumulative", "a")]
-    assert all(r.scout is not None for r in after[:4])
+    tries = [r for r in after if r.kind == "scout"]  # noise decides whether a rung is tried once more
+    assert list(dict.fromkeys(r.rung for r in tries)) == ["a", "b", "c"]
+    assert after[: len(tries)] == tries
+    assert (after[len(tries)].kind, after[len(tries)].rung) == ("cumulative", "a")
+    assert all(r.scout is not None for r in tries)
 
 
 def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(
