@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -95,6 +96,10 @@ def denied(error: PermissionError) -> str:
     if error.filename is None:
         raise error
     return f"{error.filename}: {error.strerror}; ask for access, or name another place"
+
+
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
+"""Errors of an output that takes no more."""
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:

@@ -101,6 +101,10 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
     if not common:
         lists = "; ".join(f"{path} has {run_names(boards)}" for path, boards, _ in loaded)
         raise RecordError(f"no ladder is in all of them: {lists}; name two files to compare unlike ladders")
+    for n, tasks in enumerate(by_task):
+        if alone := [f"{ladder} ({model})" for ladder, model in tasks if (ladder, model) not in common]:
+            warnings = [] if warnings is None else warnings
+            warnings.append(f"only in {letter(n)}, and not compared: {listed(alone)}")
     return [[Side(letter=letter(n), board=tasks[task]) for n, tasks in enumerate(by_task)] for task in common]
 
 
@@ -271,6 +275,12 @@ class Condition:
         """The ratio of the pair that the condition is about."""
         return pair.tps if self.metric == "tps" else pair.memory
 
+    def absent(self, pair: Pair) -> str:
+        """Why there is no such ratio."""
+        if self.metric == "memory" and pair.memory_not_ranked:
+            return f"two ways of measuring memory, which do not compare: {pair.memory_not_ranked}"
+        return "too few rounds" if self.metric == "tps" else "memory was not measured on both sides"
+
     def met(self, pair: Pair) -> bool | None:
         """Whether the whole interval lies beyond the bound; None where there is no interval."""
         ratio = self.ratio(pair)
@@ -330,7 +340,8 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
             for condition in conditions:
                 met, ratio = condition.met(pair), condition.ratio(pair)
                 if met is None or ratio is None:
-                    lines.append(f"{where}: {condition.text} cannot be told: too few rounds")
+                    why = "too few rounds" if ratio else condition.absent(pair)
+                    lines.append(f"{where}: {condition.text} cannot be told: {why}")
                 elif met:
                     lines.append(f"{where}: {condition.text} is confirmed: {_with_interval(ratio)}")
                     code = 3

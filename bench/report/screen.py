@@ -36,7 +36,7 @@ from bench.format import (
 )
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
-from bench.report.caption import derived_peak, largest_batches, other_method, other_step
+from bench.report.caption import derived_peak, largest_batches, other_method, other_step, usual_step
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
@@ -286,7 +286,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
-            yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
+            yield f"With {usual_step(board):,} tokens per step: {_speed(alike)}{over}."
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {_certainty(board, best)}."
@@ -377,7 +377,7 @@ def _marks(board: Scoreboard) -> Iterator[str]:
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
-        yield f"† Takes other than {board.rows[0].tokens_per_step or 0:,} tokens per step: another training."
+        yield f"† Takes other than {usual_step(board):,} tokens per step: another training."
     if "*" in marks:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in marks:

@@ -39,7 +39,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         "name": f"{ladder.name[:80]}-best-{own}",
         **({"chip": ladder.chip.name} if ladder.chip else {}),
         "workload": workload,
-        "protocol": asdict(ladder.protocol),
+        "protocol": {**asdict(ladder.protocol), "carry": "always"},  # each rung says what it changes
         "rungs": rungs,
     }
     source = board.source.as_posix() if board.source else "a sweep"

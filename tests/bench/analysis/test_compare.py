@@ -198,6 +198,16 @@ def test_several_machines_stand_in_one_table(tmp_path: Path) -> None:
     assert row[head.index("C over A")].startswith("3.00x")
 
 
+def test_a_ladder_that_only_one_folder_has_is_named(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        run_of(tmp_path / folder / "l.jsonl")
+    run_of(tmp_path / "a" / "m.jsonl", ladder="alone")
+    warnings: list[str] = []
+    assert len(sides([str(tmp_path / "a"), str(tmp_path / "b")], warnings)) == 1
+    assert warnings == ["only in A, and not compared: alone (gpt2)"]
+
+
 def test_folders_are_compared_ladder_by_ladder(tmp_path: Path) -> None:
     for side in "ab":
         for ladder in ("one", "two"):

@@ -411,3 +411,13 @@ def test_tables_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(tm
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert done.returncode == 6
     assert done.stderr == "bench: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("program", ["bench", "gpt2"])
+def test_a_help_that_does_not_fit_onto_a_full_disk_is_one_line_and_exit_code_6(program: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", f"{program}.cli", "--help"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 6
+    assert done.stderr == f"{program}: cannot write the output: No space left on device\n"

@@ -476,7 +476,9 @@ def test_the_ladder_to_the_best_has_no_rung_above_the_one_that_was_varied(
     out = tmp_path / "best.yaml"
     board = scoreboard(records)
     out.write_text(ladder_to(ladder, base, board.rows[-1], board))
-    assert [rung.name for rung in load(out).rungs] == ["a", "c", "micro_batch_size=2"]
+    written = load(out)
+    assert [rung.name for rung in written.rungs] == ["a", "c", "micro_batch_size=2"]
+    assert written.protocol.carry == "always"  # else the winner would stand on what is carried
 
 
 def test_candidates_of_other_maths_are_not_among_those_that_the_winner_was_chosen_from(write_ladder) -> None:
