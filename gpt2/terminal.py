@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import math
@@ -100,6 +101,15 @@ def denied(error: PermissionError) -> str:
 
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 """Errors of an output that takes no more."""
+
+
+def output_is_full(error: OSError, program: str) -> NoReturn:
+    """Say in one line that stdout takes no more, and exit with code 6; raises `error` if it is another."""
+    if error.errno not in NO_ROOM:
+        raise error
+    with contextlib.suppress(OSError):  # stderr may be as full
+        typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
+    os._exit(6)  # without the interpreter's own attempt to write the rest
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:

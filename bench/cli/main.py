@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +31,7 @@ from bench.cli.options import (
 )
 from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end, say
 from bench.errors import BenchError
-from gpt2.terminal import NO_ROOM, Version, denied, in_a_folder, paragraphs, use_streams
+from gpt2.terminal import Version, denied, in_a_folder, output_is_full, paragraphs, use_streams
 
 app = typer.Typer(
     name="bench",
@@ -69,11 +68,7 @@ def main() -> None:
         typer.echo(f"bench: a package of this Python does not load: {error}", err=True)
         raise SystemExit(2) from None
     except OSError as error:  # of stdout: commands handle the errors of their own files
-        if error.errno not in NO_ROOM:
-            raise
-        with contextlib.suppress(OSError):  # stderr may be as full
-            typer.echo(f"bench: cannot write the output: {error.strerror}", err=True)
-        os._exit(6)  # without the interpreter's own attempt to write the rest
+        output_is_full(error, "bench")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from gpt2.cli.models import evaluate, export, import_, sample
-from gpt2.terminal import NO_ROOM, Version, denied, fail, finite, in_a_folder, paragraphs, use_streams
+from gpt2.terminal import Version, denied, fail, finite, in_a_folder, output_is_full, paragraphs, use_streams
 
 MODULE = "gpt2.cli"
 
@@ -181,11 +181,7 @@ def main() -> None:
         code = 2
         typer.echo(f"gpt2: a package of this Python does not load: {error}", err=True)
     except OSError as error:  # of stdout: commands handle the errors of their own files
-        if error.errno not in NO_ROOM:
-            raise
-        with contextlib.suppress(OSError):  # stderr may be as full
-            typer.echo(f"gpt2: cannot write the output: {error.strerror}", err=True)
-        os._exit(6)  # without the interpreter's own attempt to write the rest
+        output_is_full(error, "gpt2")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now

@@ -48,6 +48,11 @@ def measured_rungs(records: list[Record]) -> list[str]:
     return [r.rung for r in records if r.kind == "cumulative" and r.repetition == 1]
 
 
+def tries_of(records: list[Record]) -> list[tuple[str, int]]:
+    """Names of the rungs that were tried, in order, and which try of each it was."""
+    return [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+
+
 @pytest.fixture
 def ladder(write_ladder) -> Ladder:
     return load(write_ladder(FOUR, carry="if_faster", repeats=3))
@@ -276,7 +281,7 @@ def test_the_best_is_tried_again_after_two_tries_within_its_noise(write_ladder) 
         return process(ladder, task, speeds[task.rung.name])
 
     records = climb(ladder, run)
-    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    tries = tries_of(records)
     assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("b", 2), ("e", 1)]
     last = records[len(tries) - 1].scout
     assert last is not None
@@ -300,7 +305,7 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
         return made.model_copy(update={"measurement": made.measurement.model_copy(update=uneven)})
 
     records = climb(ladder, run)
-    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    tries = tries_of(records)
     assert tries == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1)]
     assert measured_rungs(records) == (["a", "b"] if carried else ["a"])
     row = scoreboard(records).rows[1]
@@ -313,7 +318,7 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
 def test_the_best_is_not_tried_again_after_rungs_that_are_clearly_slower(write_ladder) -> None:
     ladder = load(write_ladder(FIVE, carry="if_faster"))
     records = of_speeds(ladder, {"a": 100.0, "b": 130.0, "c": 100.0, "d": 110.0, "e": 120.0})
-    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    tries = tries_of(records)
     assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
 
 
@@ -365,7 +370,7 @@ def test_a_run_with_second_tries_goes_on_with_what_is_missing(write_ladder, held
         return process(ladder, task, speeds[task.rung.name] * drift)
 
     whole = climb(ladder, run)
-    tries = [(r.rung, r.repetition) for r in whole if r.kind == "scout"]
+    tries = tries_of(whole)
     assert {("b", 2), ("a", 3)} <= set(tries)
     source, records = Climb(ladder, ladder.rungs), whole[:held]
     source.resume(records)
@@ -383,7 +388,7 @@ def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:
         speed = {"a": 95.0 if task.repetition == 2 else 100.0, "b": 98.0, "c": 97.0, "d": 96.0, "e": 97.0}
         records.append(judged(task, process(ladder, task, speed[task.rung.name])))
         source.ended(records[-1], 1.0)
-    tries = [(r.rung, r.repetition) for r in records if r.kind == "scout"]
+    tries = tries_of(records)
     assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
 
 
