@@ -8,7 +8,8 @@ import io
 import math
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
@@ -21,10 +22,37 @@ WIDTHS = range(20, 10_000)
 """Accepted values of COLUMNS, the width of a terminal."""
 
 
+NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
+"""Errors of an output that takes no more."""
+
+
+class _Lossy(io.TextIOWrapper):
+    """A stream that goes quiet once its file takes no more: a full disk below a log ends no command."""
+
+    def write(self, text: str, /) -> int:
+        with _unless_full():
+            return super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _unless_full():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _unless_full() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+
+
 def use_streams() -> None:
     """Make stdout and stderr accept any text, and ignore an implausible COLUMNS.
 
-    Characters that a stream's encoding lacks become question marks; output to a closed stream is discarded.
+    Characters that a stream's encoding lacks become question marks; output to a closed stream, and to a
+    stderr that takes no more, is discarded.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -32,19 +60,52 @@ def use_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+            if name == "stderr" and stream is sys.__stderr__:
+                encoding, buffer = stream.encoding, stream.detach()
+                sys.stderr = _Lossy(buffer, encoding=encoding, errors="replace", line_buffering=True)
     os.environ.pop("MPLBACKEND", None)  # set by a notebook; pictures here go to files only
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or int(columns) not in WIDTHS:
         os.environ.pop("COLUMNS", None)
 
 
-def in_a_folder(program: str) -> None:
-    """Exit with code 2 where the working directory is gone, which every command needs."""
+@contextlib.contextmanager
+def surroundings(program: str) -> Iterator[None]:
+    """Within the block, say in one line what of the surroundings does not work, and exit.
+
+    Code 2: no working directory, no folder for temporary files, no permission, a package that does not load.
+    Code 6: stdout takes no more. Other errors pass.
+    """
     try:
         os.getcwd()
     except OSError:
-        typer.echo(f"{program}: the working directory is no longer there; go to another one", err=True)
-        raise SystemExit(2) from None
+        _leave(program, "the working directory is no longer there; go to another one")
+    try:
+        yield
+    except PermissionError as error:
+        _leave(program, denied(error))
+    except ImportError as error:
+        _leave(program, f"a package of this Python does not load: {error}")
+    except OSError as error:  # commands handle the errors of their own files
+        if error.errno in NO_ROOM:
+            typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
+            os._exit(6)  # without the interpreter's own attempt to write the rest
+        if _has_temporary_folder():
+            raise
+        _leave(program, "no folder for temporary files can be written; set TMPDIR to one")
+
+
+def _leave(program: str, why: str) -> NoReturn:
+    typer.echo(f"{program}: {why}", err=True)
+    raise SystemExit(2) from None
+
+
+def _has_temporary_folder() -> bool:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def stderr_console() -> Console:
@@ -97,19 +158,6 @@ def denied(error: PermissionError) -> str:
     if error.filename is None:
         raise error
     return f"{error.filename}: {error.strerror}; ask for access, or name another place"
-
-
-NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
-"""Errors of an output that takes no more."""
-
-
-def output_is_full(error: OSError, program: str) -> NoReturn:
-    """Say in one line that stdout takes no more, and exit with code 6; raises `error` if it is another."""
-    if error.errno not in NO_ROOM:
-        raise error
-    with contextlib.suppress(OSError):  # stderr may be as full
-        typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
-    os._exit(6)  # without the interpreter's own attempt to write the rest
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:

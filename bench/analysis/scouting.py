@@ -38,7 +38,8 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
     best = best_of(tried)
     check, reason = "ok", None
     earlier = [each for each in tried if each.rung_index == record.rung_index]
-    ratio = _ratio([*earlier, record], best)
+    tries = [*(each for each in earlier if each.session == record.session), record]
+    ratio = _ratio(tries, best)
     if not tried or any(_is_carried(each, tried) for each in earlier):
         over, again = (record.rung, _ratio([record], best)) if tried else (None, None)
         return Scout(
@@ -53,7 +54,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
         if check == "ok" and other_maths:
             setting, why = next(iter(other_maths.items()))
             check, reason = "other_maths", f"{setting}: {why}"
-    floor = max(LEAST_DELTA, _difference_of_tries(tried), _error([*earlier, record], best))
+    floor = max(LEAST_DELTA, _difference_of_tries(tried), _error(tries, best))
     faster = best is None or (ratio is not None and ratio > 1 + floor)
     return Scout(
         over=best.rung if best else None,
@@ -118,9 +119,10 @@ def _ratio(tries: Sequence[Record], best: Record | None) -> float | None:
 def _difference_of_tries(tried: Sequence[Record]) -> float:
     """Relative difference between consecutive tries of one rung, the A/A comparison of this stage.
 
-    Of several pairs it is the root of their mean square.
+    Of several pairs it is the root of their mean square. Two tries with a break of the run between them are
+    no pair.
     """
-    by_rung = group_by(tried, lambda record: record.rung_index)
+    by_rung = group_by(tried, lambda record: (record.rung_index, record.session))
     speeds = [[speed for record in rung if (speed := _speed(record))] for rung in by_rung.values()]
     differences = [max(pair) / min(pair) - 1 for of_one in speeds for pair in pairwise(of_one)]
     return math.sqrt(math.fsum(each**2 for each in differences) / len(differences)) if differences else 0.0

@@ -43,7 +43,9 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
 
 
 def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
-    """The results files of a folder, or the file itself."""
+    """The results files of a folder, or the file itself. Raises RecordError for a pipe or a device."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RecordError(f"{path}: is no file and no folder; write the results into a file first")
     return results_files(path, warnings=warnings) if path.is_dir() else [path]
 
 

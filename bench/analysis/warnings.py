@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from bench.analysis.run_records import Run, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
+from bench.ladder.shipped import QUICK
 from bench.records.record import RUNGS, Outcome, Record
 from bench.stats import LOUD
 
@@ -89,9 +90,10 @@ def ended_early(board: Scoreboard) -> list[str]:
     where = f"in round {last} of {max(board.planned_rounds, last)}"
     kind = "sweep" if board.swept else "run"
     why = next((record.not_begun for record in board.records if not record.begun), None)
-    return [
-        f"{why or f'the {kind} was interrupted {where}'}; bench {kind} with --resume runs what is missing"
-    ]
+    go_on = f"bench {kind} with --resume runs what is missing"
+    if board.records[0].ladder == QUICK:
+        go_on = f"bench {QUICK} measures all anew"
+    return [f"{why or f'the {kind} was interrupted {where}'}; {go_on}"]
 
 
 def disturbances(record: Record | Outcome) -> list[str]:

@@ -31,7 +31,7 @@ from bench.cli.options import (
 )
 from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end, say
 from bench.errors import BenchError
-from gpt2.terminal import Version, denied, in_a_folder, output_is_full, paragraphs, use_streams
+from gpt2.terminal import Version, paragraphs, surroundings, use_streams
 
 app = typer.Typer(
     name="bench",
@@ -56,19 +56,10 @@ def options(
 def main() -> None:
     """Entry point of the console script."""
     use_streams()
-    in_a_folder("bench")
     for name in FOREIGN:
         os.environ.pop(name, None)
-    try:
+    with surroundings("bench"):
         app(prog_name="bench")
-    except PermissionError as error:
-        typer.echo(f"bench: {denied(error)}", err=True)
-        raise SystemExit(2) from None
-    except ImportError as error:
-        typer.echo(f"bench: a package of this Python does not load: {error}", err=True)
-        raise SystemExit(2) from None
-    except OSError as error:  # of stdout: commands handle the errors of their own files
-        output_is_full(error, "bench")
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

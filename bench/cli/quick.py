@@ -84,13 +84,14 @@ def _for_this_machine(
     """Return the ladder quick with what suits this machine, and the overrides with which it was loaded."""
     from bench.errors import BenchError
     from bench.ladder.ladder import load
+    from bench.ladder.shipped import QUICK
     from bench.run.probe import probe
     from bench.run.runner import check_data
     from bench.run.suited import all_settings, best_of, suited
     from gpt2.config.toggles import HOST
 
     not_known_yet = {BEST: ["toggles.device=cpu"]}
-    ladder = load(Path("quick"), overrides, not_known_yet)
+    ladder = load(Path(QUICK), overrides, not_known_yet)
     if not any(each.startswith("workload.data=") for each in overrides):
         try:
             check_data(ladder, ladder.rungs[:1], data)
@@ -98,7 +99,7 @@ def _for_this_machine(
             if data:
                 raise
             overrides.append("workload.data=synthetic")
-            ladder = load(Path("quick"), overrides, not_known_yet)
+            ladder = load(Path(QUICK), overrides, not_known_yet)
             progress.note(f"a generated corpus is trained on: {error}")
     whole, _ = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
@@ -120,7 +121,7 @@ def _for_this_machine(
         best = replace(best, micro_batch_size=1)
     own[BEST] = all_settings(ladder, best)
     progress.note(f"{BEST}: {found}")
-    return load(Path("quick"), overrides, own), overrides
+    return load(Path(QUICK), overrides, own), overrides
 
 
 def _standing(board: Scoreboard) -> str:

@@ -103,7 +103,7 @@ def report(
         raise cannot_write(error) from None
     except ValueError as error:
         raise BenchError(str(error)) from None
-    if not (out or update):
+    if not out and (tables or not update):
         typer.echo(next(iter(tables.values()), brief), nl=False)
     return None
 
@@ -212,7 +212,7 @@ def trainings(
     if plots and not out:
         raise BenchError("--plots needs a folder to draw into; give --out reports/")
     loaded = []
-    for folder in runs:
+    for folder in {folder.resolve(): folder for folder in runs}.values():
         try:
             loaded += load([folder])
         except RecordError as error:

@@ -91,6 +91,7 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
 def report_end(run: Run) -> None:
     """Say how a run ended; raises typer.Exit if it ended early."""
     from bench.analysis.select import nothing_supported
+    from bench.ladder.shipped import QUICK
 
     ok = sum(record.status == "ok" for record in run.records)
     ended_early = "; the run ended early" if run.interrupted or run.error else ""
@@ -105,5 +106,7 @@ def report_end(run: Run) -> None:
         say(run.error)
         raise typer.Exit(6)
     if run.interrupted:
-        say("interrupted; the same command with --resume runs what is missing")
+        again = run.records and run.records[0].ladder == QUICK
+        how = "measures all anew" if again else "with --resume runs what is missing"
+        say(f"interrupted; the same command {how}")
         raise typer.Exit(130)

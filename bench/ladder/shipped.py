@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
+QUICK = "quick"
+"""The ladder of `bench quick`, which is made anew for the machine each time, and so is never resumed."""
 FOLDERS = (HERE.parents[1] / "ladders", HERE / "files")
 """Where they lie: in a checkout, or in an installed package, into which setup.py copies them."""
 

@@ -110,6 +110,8 @@ class Climb:
         self._chosen = {rung.name for rung in rungs}
         self._left_out = [r.name for r in ladder.rungs[1:] if r.name not in self._chosen]
         self._tried: list[Record] = []
+        self._tried_before = 0
+        """How many of them a run that is resumed had made."""
         self._later: list[Record] = []
         """Records of the rounds of a run that is resumed."""
         self._seconds: list[float] = []
@@ -123,6 +125,7 @@ class Climb:
     def resume(self, records: Sequence[Record]) -> None:
         """Go on after these records."""
         self._tried = [record for record in records if record.kind == "scout" and not record.cut_short]
+        self._tried_before = len(self._tried)
         self._later = [record for record in records if record.kind != "scout"]
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
@@ -181,7 +184,7 @@ class Climb:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.
 
         A rung that seems faster within the noise is tried again at once, and the best so far from time to
-        time, as the machine may not be what it was.
+        time, as the machine may not be what it was: always where a run is resumed.
         """
         first = self._own[0]
         for repetition in (1, 2):
@@ -193,12 +196,18 @@ class Climb:
             if not any(record.rung_index == rung.index for record in self._tried):
                 if rung.again and (rung.again in self._carried or not self._has_time()):
                     continue
-                if is_stale(self._tried) and self._has_time() and (best := best_of(self._tried)):
-                    last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
-                    yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
+                yield from self._best_again(is_stale(self._tried) and self._has_time())
                 yield self._try(rung)
             if self._tried[-1].rung_index == rung.index and is_close(self._tried) and self._has_time():
+                yield from self._best_again()
                 yield self._try(rung, 2)
+
+    def _best_again(self, wanted: bool = False) -> Iterator[Task]:
+        """Yield another try of the best so far, if that is wanted or it ran before the run was resumed."""
+        best = best_of(self._tried)
+        if best and (wanted or best in self._tried[: self._tried_before]):
+            last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
+            yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
 
     @property
     def _carried(self) -> set[str]:

@@ -21,6 +21,7 @@ from bench.errors import BenchError
 from bench.format import duration, plural
 from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
+from bench.ladder.shipped import QUICK
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
@@ -170,10 +171,8 @@ def run(
                 append(path, records[-1])
         except OSError as problem:
             place = problem.filename or path
-            error = (
-                f"{place}: {problem.strerror}; {_not_kept(lost)}the records before are kept, and --resume "
-                "goes on from there"
-            )
+            go_on = "" if ladder.name == QUICK else ", and --resume goes on from there"
+            error = f"{place}: {problem.strerror}; {_not_kept(lost)}the records before are kept{go_on}"
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)

@@ -12,7 +12,7 @@ import typer
 from typer import Argument, Option
 
 from gpt2.cli.models import evaluate, export, import_, sample
-from gpt2.terminal import Version, denied, fail, finite, in_a_folder, output_is_full, paragraphs, use_streams
+from gpt2.terminal import Version, fail, finite, paragraphs, surroundings, use_streams
 
 MODULE = "gpt2.cli"
 
@@ -131,7 +131,7 @@ def prepare(
     from gpt2.data.batches import DataError
     from gpt2.data.corpora.prepare import prepare
     from gpt2.data.corpora.sources import shadowed_path, stem_of
-    from gpt2.data.index import read_index, to_nanogpt
+    from gpt2.data.index import assert_free_for_nanogpt, read_index, to_nanogpt
     from gpt2.pretrain.datasets import prepared_folder
     from gpt2.pretrain.display import preparing
 
@@ -145,6 +145,8 @@ def prepare(
     settings = {"text_column": text_column, "revision": revision, "val_corpus": val_corpus}
     settings |= {"val_tokens": val_tokens, "shard_tokens": shard_tokens, "max_tokens": max_tokens}
     try:
+        if nanogpt and not ((before := read_index(folder)) and before.finished):
+            assert_free_for_nanogpt(nanogpt)
         preparing(prepare(corpus, folder, processes=processes, warn=say, tell=say, **settings))
         if nanogpt:
             to_nanogpt(folder, nanogpt)
@@ -170,18 +172,10 @@ for name, command in COMMANDS.items():
 
 def main() -> None:
     use_streams()
-    in_a_folder("gpt2")
     code = 0
     try:
-        app(prog_name="gpt2")
-    except PermissionError as error:
-        code = 2
-        typer.echo(f"gpt2: {denied(error)}", err=True)
-    except ImportError as error:
-        code = 2
-        typer.echo(f"gpt2: a package of this Python does not load: {error}", err=True)
-    except OSError as error:  # of stdout: commands handle the errors of their own files
-        output_is_full(error, "gpt2")
+        with surroundings("gpt2"):
+            app(prog_name="gpt2")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now

@@ -159,8 +159,9 @@ def import_(
             fail(f"{folder} is there already; choose another folder")
         with _said():
             config, weights = convert.read(source)
-        checkpoint_tensors.save_weights(folder, config, weights)
-        if tokenizer := other_vocabulary(_folder(source)):
+        tokenizer = other_vocabulary(_folder(source))
+        checkpoint_tensors.save_weights(folder, config, weights, other_vocabulary=tokenizer is not None)
+        if tokenizer:
             other = f"{tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other"
             typer.echo(f"gpt2: {other}", err=True)
     except GPT2Error as error:
@@ -190,7 +191,8 @@ def export(
         with _said():
             config, weights = _weights(model)
             if format == "transformers":
-                convert.write_huggingface(target, config, weights)
+                other = _other_vocabulary(model) is not None
+                convert.write_huggingface(target, config, weights, other_vocabulary=other)
             elif format == "nanogpt":
                 convert.write_nanogpt(target, config, weights)
             else:
@@ -235,21 +237,28 @@ def _folder(path: Path) -> Path:
 
 def _reads_text(path: Path, config: GPT2Config) -> None:
     """Exit where the model's vocabulary is not the one that text is encoded with."""
-    from gpt2.data.tokenizer_files import other_vocabulary
-
-    what = None
+    what = _other_vocabulary(path)
     if config.vocab_size < TEXT_VOCABULARY:
         what = (
             f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, "
             "say, with a meta.pkl beside their data, or generated tokens)"
         )
-    elif _checkpoint(path) is None and (tokenizer := other_vocabulary(_folder(path))):
-        what = f"has a vocabulary that is not GPT-2's: see {tokenizer}"
     if what:
         fail(
             f"{path} {what}: text cannot be encoded for it; judge it on a folder of its own tokens (gpt2 "
             "eval --val-corpus FOLDER), or convert it (gpt2 export)"
         )
+
+
+def _other_vocabulary(path: Path) -> str | None:
+    """Return how it is known that a model learnt another vocabulary than GPT-2's; None where it is not."""
+    from gpt2.data.tokenizer_files import other_vocabulary
+    from gpt2.pretrain.checkpoint import read
+
+    if kept := _checkpoint(path):
+        return "was imported with a vocabulary that is not GPT-2's" if read(kept).other_vocabulary else None
+    tokenizer = other_vocabulary(_folder(path))
+    return f"has a vocabulary that is not GPT-2's: see {tokenizer}" if tokenizer else None
 
 
 def _learnt_from(path: Path) -> str:

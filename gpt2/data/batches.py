@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from gpt2.data.shards import Shards, open_shards
-from gpt2.data.splits import open_split, split_of
+from gpt2.data.splits import odd_to_train_on, open_split
 from gpt2.data.synthetic import Synthetic
 from gpt2.files.cache import DataError, at_hand, cache_dir, download, readable
 from gpt2.text import end_of_text_written, tokenise
@@ -24,7 +24,6 @@ GENERATED = "synthetic"
 """Name of the generated corpus, which needs no files."""
 DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 """Suffixes of files that hold documents, which gpt2.data.corpora.sources reads; they are not plain text."""
-SPLITS = {"val": "validation", "test": "tests"}
 
 
 class Corpus(Protocol):
@@ -123,8 +122,7 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
     corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
     if not is_tokens and (written := end_of_text_written(source)):
         corpus.warnings += (written,)
-    if (said := split_of(Path(source.name))) in ("val", "test"):
-        corpus.warnings += (f"{source.name} is trained on, which by its name is for {SPLITS[said]}",)
+    corpus.warnings += (*odd_to_train_on(source),)
     return corpus
 
 

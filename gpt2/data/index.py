@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN
 
 VERSION = 1
+NANOGPT_FILES = {"train": "train.bin", "val": "val.bin"}
+"""nanoGPT's file of each split."""
 AGAIN = "what is whole stays: run the same again to go on"
 
 
@@ -86,21 +87,56 @@ def read_index(folder: Path) -> Index | None:
     return Index(**found)
 
 
-def to_nanogpt(folder: Path, target: Path) -> None:
-    """Write a preparation as nanoGPT's train.bin and val.bin, without headers.
+def assert_free_for_nanogpt(target: Path) -> None:
+    """Raise DataError where nanoGPT's files are in a folder, which those of a new preparation would be."""
+    for name in NANOGPT_FILES.values():
+        if (target / name).exists():
+            raise _holds_other_tokens(target / name)
 
-    Raises DataError where the preparation is not finished, or the disk is full.
+
+def to_nanogpt(folder: Path, target: Path) -> None:
+    """Write a preparation as nanoGPT's train.bin and val.bin, without headers; if they are there, they stay.
+
+    Raises DataError where the preparation is not finished, a file of that name holds other tokens, or the
+    disk is full.
     """
     index = read_index(folder)
     if index is None or not index.finished:
         raise DataError(f"{folder} holds no finished preparation")
     try:
         target.mkdir(parents=True, exist_ok=True)
+        lacking = [split for split, name in NANOGPT_FILES.items() if not (target / name).exists()]
+        for split in NANOGPT_FILES.keys() - lacking:
+            if _sha256(_tokens(index, folder, split)) != _sha256(_chunks(target / NANOGPT_FILES[split], 0)):
+                raise _holds_other_tokens(target / NANOGPT_FILES[split])
     except OSError as error:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
-    for split in ("train", "val"):
-        with atomic_write(target / f"{split}.bin", DataError, AGAIN) as file:
-            for entry in (entry for entry in index.shards if entry["split"] == split):
-                ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
-                for start in range(0, len(ids), 1 << 22):
-                    file.write(ids[start : start + (1 << 22)].tobytes())
+    for split in lacking:
+        with atomic_write(target / NANOGPT_FILES[split], DataError, AGAIN) as file:
+            file.writelines(_tokens(index, folder, split))
+
+
+def _tokens(index: Index, folder: Path, split: str) -> Iterator[bytes]:
+    """Yield the tokens of a split's shards, as bytes."""
+    for entry in index.shards:
+        if entry["split"] == split:
+            yield from _chunks(folder / entry["file"], HEADER_BYTES)
+
+
+def _chunks(path: Path, start: int) -> Iterator[bytes]:
+    """Yield a file's bytes from `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while chunk := file.read(1 << 23):
+            yield chunk
+
+
+def _sha256(chunks: Iterator[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _holds_other_tokens(path: Path) -> DataError:
+    return DataError(f"{path} is there already and holds other tokens; give --nanogpt another folder")

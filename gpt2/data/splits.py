@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards, open_shards
 from gpt2.files.cache import DataError, readable
-from gpt2.files.listing import files_in, listed
+from gpt2.files.listing import files_in, listed, printable
 
 Name = Literal["train", "val"]
 WORDS = {
@@ -28,6 +28,7 @@ WORDS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"), "val"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+MEANT_FOR = {"val": "validation", "test": "tests"}
 HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
 WITH_SET = re.compile(r"(set|data|split)$")
 """Suffixes as in trainset and valdata."""
@@ -53,6 +54,14 @@ def split_of(path: PurePath) -> str | None:
     return None
 
 
+def odd_to_train_on(path: Path) -> list[str]:
+    """Return a warning where a single file that is trained on is for validation or tests by its name."""
+    said = split_of(PurePath(path.name)) if path.is_file() else None
+    if said not in MEANT_FOR:
+        return []
+    return [f"{printable(path.name)} is trained on, which by its name is for {MEANT_FOR[said]}"]
+
+
 def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) -> Split:
     """Select the files of one split from those of a corpus. Raises DataError where there are none."""
     said = {file: split_of(file.relative_to(folder)) for file in files}
@@ -72,6 +81,11 @@ def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) 
             "one all the same, rename it, or give the file itself"
         )
     return Split(named, unnamed if split == "train" else [])
+
+
+def token_files(folder: Path) -> list[Path]:
+    """Return the token files of a folder, sorted. Raises DataError where a link is dangling, or OSError."""
+    return [path for path in files_in(folder) if path.suffix.lower() == ".bin"]
 
 
 def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
@@ -96,7 +110,7 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
             if sha256 != entries[path]:
                 raise DataError(f"{path} is not what gpt2 prepare wrote; prepare anew into another folder")
         return corpus
-    shards = [path for path in files_in(folder) if path.suffix.lower() == ".bin"]
+    shards = token_files(folder)
     if not shards:
         raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
     taken, left_out = files_of_split(name, folder, shards, split)

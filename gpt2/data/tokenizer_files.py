@@ -17,6 +17,9 @@ from gpt2.text import END_OF_TEXT, gpt2_encoding
 SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 """sha256 of all tokens of GPT-2's vocabulary as spell() writes them, one per line."""
 
+OTHER_KINDS = ("vocab.txt", "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+"""Files of WordPiece's and SentencePiece's vocabularies, which GPT-2's is none of."""
+
 
 def tokenizer_files(n_ctx: int) -> dict[str, str]:
     """Return the files, by name, from which transformers' AutoTokenizer encodes as tiktoken does.
@@ -47,10 +50,12 @@ def other_vocabulary(folder: Path) -> Path | None:
 
     Tokens added to GPT-2's do not count as another vocabulary.
     """
-    for name in ("tokenizer.json", "vocab.json"):
-        if (folder / "config.json").is_file() and (path := folder / name).is_file():
-            return None if _is_gpt2(path) else path
-    return None
+    if not (folder / "config.json").is_file():
+        return None
+    held = [path for name in ("tokenizer.json", "vocab.json") if (path := folder / name).is_file()]
+    if held:
+        return None if _is_gpt2(held[0]) else held[0]
+    return next((path for name in OTHER_KINDS if (path := folder / name).is_file()), None)
 
 
 def _is_gpt2(path: Path) -> bool:

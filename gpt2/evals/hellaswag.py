@@ -11,6 +11,7 @@ acc_norm divides by the ending's characters.
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ def load(path: Path | None = None) -> list[Example]:
     """
     source = _find() if path is None else path
     try:
-        lines = source.read_bytes().split(b"\n")
+        lines = source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
     reader = TypeAdapter(Example)

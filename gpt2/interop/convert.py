@@ -168,14 +168,17 @@ def _described(path: Path) -> Mapping[str, Any]:
     return read_json(path)
 
 
-def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+def write_huggingface(
+    folder: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, other_vocabulary: bool = False
+) -> None:
     """Write a folder that transformers can load, with GPT-2's tokenizer where the vocabulary is GPT-2's.
 
-    The folder appears whole or not at all. Warns with ConvertWarning where a text vocabulary gets no
-    tokenizer. Raises ConvertError where the folder exists and is not empty, or cannot be written.
+    other_vocabulary: whether it is known to be another, whatever its size. The folder appears whole or not at
+    all. Warns with ConvertWarning where a text vocabulary gets no tokenizer. Raises ConvertError where the
+    folder exists and is not empty, or cannot be written.
     """
     assert_fit(config, weights)
-    published = config.vocab_size == TEXT_VOCABULARY
+    published = config.vocab_size == TEXT_VOCABULARY and not other_vocabulary
     described = {
         "architectures": ["GPT2LMHeadModel"],
         **{key: values[0] for key, values in HUGGINGFACE_MATHS.items()},
@@ -190,6 +193,10 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
             files |= tokenizer_files(config.n_ctx)
         except DataError as error:
             warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
+    elif other_vocabulary:
+        warnings.warn(
+            f"{folder} gets no tokenizer: its vocabulary is not GPT-2's", ConvertWarning, stacklevel=2
+        )
     elif config.vocab_size > TEXT_VOCABULARY:
         more = f"its vocabulary of {config.vocab_size} is not GPT-2's {TEXT_VOCABULARY}"
         warnings.warn(f"{folder} gets no tokenizer: {more}", ConvertWarning, stacklevel=2)
@@ -203,7 +210,8 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
         with atomic_folder(folder) as part:
             for name, text in files.items():
                 (part / name).write_text(text, encoding="utf-8")
-            save_file(named, part / HUGGINGFACE_FILES[0], metadata={"format": "pt"})
+            save_file(named, written := part / HUGGINGFACE_FILES[0], metadata={"format": "pt"})
+            written.chmod((part / "config.json").stat().st_mode)  # safetensors leaves it to its owner alone
     except (OSError, SafetensorError) as error:
         raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None
 

@@ -80,6 +80,8 @@ class Saved:
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
     """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
+    other_vocabulary: bool = False
+    """True for imported weights whose tokenizer is not GPT-2's."""
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 

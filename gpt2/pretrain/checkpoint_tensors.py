@@ -62,10 +62,13 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
         raise CheckpointError(f"cannot write {folder} ({_cause(error)}); {mended}") from None
 
 
-def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+def save_weights(
+    folder: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, other_vocabulary: bool = False
+) -> None:
     """Write a checkpoint of weights only, as weights() returns them, from one process.
 
-    Raises CheckpointError, also where something is there already.
+    other_vocabulary: whether they learnt another vocabulary's tokens than GPT-2's. Raises CheckpointError,
+    also where something is there already.
     """
     if problem := name_problem(folder):
         raise CheckpointError(problem)
@@ -73,7 +76,8 @@ def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]
     try:
         part = new_folder(folder)
         _write(part, {f"model.{name}": tensor for name, tensor in weights.items()}, None)
-        seal(part, folder, Saved(shape=Shape.of(config), step=0, updates=0, tokens=0), replace=False)
+        facts = Saved(shape=Shape.of(config), step=0, updates=0, tokens=0, other_vocabulary=other_vocabulary)
+        seal(part, folder, facts, replace=False)
     except FAILURES as error:
         raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
     finally:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,13 @@ from gpt2.data.corpora.sources import (
     has_validation,
     open_documents,
     open_validation_corpus,
+    shared_files,
 )
 from gpt2.data.corpora.stream import StreamedBatches, hold_out
 from gpt2.data.documents import in_new_order
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards
-from gpt2.data.splits import open_validation
+from gpt2.data.splits import odd_to_train_on, open_validation, token_files
 from gpt2.files.cache import DataError, cache_dir
 from gpt2.files.listing import listed, printable
 from gpt2.pretrain.config import Run
@@ -96,7 +98,8 @@ def _shards(run: Run, source: Source) -> Data:
     judged, odd = "", list[str]()
     if run.evaluation.val_every:
         if run.val_corpus is not None:
-            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
+            trained = index.corpus if index else {}
+            validation, judged, odd = _other_validation(run, run.val_corpus, trained, source.text_column)
         elif name == GENERATED:  # the same distribution with another seed
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
@@ -111,6 +114,8 @@ def _shards(run: Run, source: Source) -> Data:
     notes = [files, *batches.warnings, *odd]
     if index and differs_from_known(index.corpus):
         notes.append(not_the_known(name))
+    if index and run.val_corpus is None:
+        notes += shared_files(index.corpus, index.validation)
     if isinstance(corpus, Shards) and isinstance(validation, Shards):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
         notes += [
@@ -136,11 +141,14 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
     revision = place["source"].get("revision") if place else None
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
+    documents = opened()
     validation: Corpus | None = None
     judged, odd = "", list[str]()
     if run.evaluation.val_every:
         if run.val_corpus is not None:
-            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
+            validation, judged, odd = _other_validation(
+                run, run.val_corpus, documents.source, source.text_column
+            )
         elif has_validation(name):
             own = opened(split="validation")
             odd = own.warnings
@@ -150,7 +158,6 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
             apart = f", without its first {held_out.corpus.tokens:,} tokens, which are for validation"
-    documents = opened()
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -166,6 +173,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         facts={"name": documents.name, "sha256": sha256},
         notes=(
             "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
+            *odd_to_train_on(Path(os.path.expanduser(name))),
             *dict.fromkeys([*documents.warnings, *odd]),
         ),
     )
@@ -184,24 +192,33 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
     return open_validation(name, folder, vocab_size)
 
 
-def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
+def _other_validation(
+    run: Run, name: str, trained: Mapping[str, Any], text_column: str | None
+) -> tuple[Corpus, str, list[str]]:
     """Open validation data from another corpus: its prepared validation shards, or its first documents.
 
-    Returns the corpus, a description of its files, and warnings.
+    trained: Documents.source of what is trained on; empty where that is not known. Returns the corpus, a
+    description of its files, and warnings.
     """
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, run.workload.config.vocab_size)
-        return corpus, _taken("validated on", corpus), []
+        index = read_index(folder)
+        return (
+            corpus,
+            _taken("validated on", corpus),
+            shared_files(trained, index.validation if index else {}),
+        )
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
-    return first, f"validated on: {documents.taken}", documents.warnings
+    odd = [*shared_files(trained, documents.source), *documents.warnings]
+    return first, f"validated on: {documents.taken}", odd
 
 
 def _named(name: str) -> Path | None:
     """Return a folder of shards, given by path or corpus name; None for texts of that name that are here."""
     path = Path(os.path.expanduser(name))
-    if path.is_dir() and any(path.glob("*.bin")):
+    if path.is_dir() and token_files(path):
         return path
     return None if path.exists() and name not in (*KNOWN, *KNOWN_TEXTS) else _prepared(name)
 
@@ -212,6 +229,6 @@ def _prepared(name: str) -> Path | None:
         return None
     given = os.environ.get("GPT2_DATA_DIR")
     for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):
-        if folder.is_dir() and any(folder.glob("*.bin")):
+        if folder.is_dir() and token_files(folder):
             return folder
     return None

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -338,6 +339,23 @@ def test_a_working_directory_that_is_gone_is_told_in_one_line(words: tuple[str, 
     done = subprocess.run(["sh", "-c", script], cwd=gone, text=True, capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr == f"{program}: the working directory is no longer there; go to another one\n"
+
+
+def test_without_a_folder_for_temporary_files_a_command_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/dev/null", "/proc"])
+    with pytest.raises(SystemExit) as end, terminal.surroundings("gpt2"):
+        tempfile.gettempdir()
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told == "gpt2: no folder for temporary files can be written; set TMPDIR to one\n"
+
+
+def test_a_file_that_is_missing_is_not_taken_for_a_missing_folder_for_temporary_files() -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"), terminal.surroundings("gpt2"):
+        Path("/nowhere").read_bytes()
 
 
 def test_the_programs_are_where_these_tests_look() -> None:

@@ -25,9 +25,16 @@ import numpy as np
 
 from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
-from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
+from gpt2.data.corpora.sources import (
+    Documents,
+    has_validation,
+    open_documents,
+    open_validation_corpus,
+    shared_files,
+)
 from gpt2.data.documents import SEPARATOR
 from gpt2.data.index import AGAIN, Index, read_index
+from gpt2.data.splits import odd_to_train_on, token_files
 from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
@@ -117,7 +124,9 @@ def prepare(
             tell(f"for validation: {job.validation.taken}")
         if warn is not None:
             documents = [job.training, *([job.validation] if job.validation is not None else [])]
-            for line in dict.fromkeys(line for each in documents for line in each.warnings):
+            odd = odd_to_train_on(Path(os.path.expanduser(corpus)))
+            odd += shared_files(job.index.corpus, job.index.validation)
+            for line in dict.fromkeys([*odd, *(line for each in documents for line in each.warnings)]):
                 warn(line)
         with Encoder(processes, warn) as encoder:
             yield from job.run(encoder)
@@ -253,7 +262,7 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
     if index is None:
-        if strangers := sorted(folder.glob("*.bin")):
+        if strangers := token_files(folder):
             stranger = f"{folder} holds {strangers[0].name} and no index.json"
             raise DataError(f"{stranger}; prepare into a folder of its own")
     else:

@@ -217,6 +217,8 @@ def open_documents(
     if re.match(r"https?://|hf://", name):
         return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
     if (path := Path(os.path.expanduser(name))).exists():
+        if not (path.is_file() or path.is_dir()):
+            raise DataError(f"corpus {name!r} is no file and no folder; write its text into a file first")
         files, left_out = ([path], "") if path.is_file() else _files_in(path, split)
         stem = stem_of(path)
         if stem == batches.GENERATED:
@@ -237,6 +239,22 @@ def differs_from_known(source: Mapping[str, Any]) -> bool:
     # Older versions kept sizes instead.
     told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]
     return known is not None and told not in ([], [known.text_sha256])
+
+
+def shared_files(training: Mapping[str, Any], validation: Mapping[str, Any]) -> list[str]:
+    """Return a warning where two Documents.source have a file in common: trained and validated on."""
+    trained, judged = (
+        {
+            sha256 if _is_local(file) else file: file
+            for file, sha256 in source.get("files", ())
+            if isinstance(sha256, str) or not _is_local(file)  # older versions kept sizes instead
+        }
+        for source in (training, validation)
+    )
+    if not (shared := [judged[each] for each in judged if each in trained]):
+        return []
+    untold = "so its validation loss tells nothing of text that was never seen"
+    return [f"{listed(shared)}: trained on and validated on, {untold}"]
 
 
 def open_validation_corpus(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:

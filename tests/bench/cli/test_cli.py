@@ -294,6 +294,25 @@ def test_a_report_writes_its_folder_and_updates_a_readme_between_its_markers(tmp
     assert "stale" not in text
 
 
+def test_csv_is_printed_although_a_readme_is_updated_too(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(
+        "<!-- scoreboard: bench report --update rewrites what follows -->\n<!-- end of scoreboard -->\n"
+    )
+    done = bench("report", results(tmp_path), "--csv", "--update", readme)
+    assert done.stdout.startswith("ladder,machine,")
+    assert "| baseline |" in readme.read_text()
+
+
+def test_results_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = bench("report", tmp_path / "pipe")
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"bench: {tmp_path / 'pipe'}: is no file and no folder; write the results into a file first\n"
+    )
+
+
 def test_a_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("mine\n")
@@ -411,6 +430,22 @@ def test_tables_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(tm
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert done.returncode == 6
     assert done.stderr == "bench: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) -> None:
+    (tmp_path / "ladder.yaml").write_text(
+        "name: test\nworkload: {model: tiny, data: synthetic, seq_len: 32}\n"
+        "protocol: {repeats: 1, block_seconds: 0.01, blocks: 3, max_window_seconds: 1, ceiling_seconds: 0}\n"
+        "rungs: [{name: a}]\n"
+    )
+    command = [sys.executable, "-m", "bench.cli", "run", tmp_path / "ladder.yaml", "--out", tmp_path / "out"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0
+    assert "tokens/s" in done.stdout
+    (file,) = (tmp_path / "out").rglob("*.jsonl")
+    assert [r.status for r in read(file)[0]] == ["ok"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

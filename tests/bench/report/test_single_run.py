@@ -207,6 +207,11 @@ def test_an_interrupted_run_and_a_busy_machine_are_said() -> None:
     assert "load average up to 17.0 on 8 cores" in text
 
 
+def test_an_interrupted_bench_quick_is_measured_anew_for_it_cannot_be_resumed() -> None:
+    board = scoreboard([record(ladder="quick"), record("b", 1, status="interrupted", ladder="quick")])
+    assert warnings(board)[0] == "the run was interrupted in round 1 of 1; bench quick measures all anew"
+
+
 def test_a_run_that_was_killed_counts_as_interrupted_though_no_record_says_so() -> None:
     planned = asdict(Protocol(repeats=2))
     first = [record(protocol=planned), record("b", 1, protocol=planned)]

@@ -71,6 +71,12 @@ def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> 
     ]
 
 
+def test_a_run_that_is_named_twice_is_shown_once(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", LEG, step(1))
+    done = CliRunner().invoke(app, ["trainings", str(folder), f"{folder}/", "--markdown"])
+    assert done.output.count("| run ") == 1
+
+
 def test_what_was_not_measured_is_a_dash_or_no_column(tmp_path: Path) -> None:
     text = table(written(tmp_path / "mine", LEG))
     assert "MFU" not in text

@@ -363,6 +363,20 @@ def test_a_model_with_a_tokenizer_of_its_own_takes_no_text(padded: Path, tmp_pat
     assert "has a vocabulary that is not GPT-2's: see" in err
     _, err = done("import", tmp_path / "own", tmp_path / "checkpoint")
     assert "vocab.json is not GPT-2's vocabulary" in err
+    _, err = done("sample", tmp_path / "checkpoint", code=2)
+    assert "was imported with a vocabulary that is not GPT-2's: text cannot be encoded for it" in err
+    _, err = done("export", tmp_path / "checkpoint", tmp_path / "exported")
+    assert "gets no tokenizer" in err
+    assert not (tmp_path / "exported" / "vocab.json").exists()
+
+
+def test_exported_weights_are_as_readable_by_others_as_the_files_beside_them(
+    padded: Path, tmp_path: Path
+) -> None:
+    done("export", padded, tmp_path / "exported")
+    (tmp_path / "any").touch()
+    modes = {file.stat().st_mode for file in (tmp_path / "exported").iterdir()}
+    assert modes == {(tmp_path / "any").stat().st_mode}
 
 
 def test_a_model_that_gives_no_finite_loss_is_not_judged(padded: Path, tmp_path: Path) -> None:

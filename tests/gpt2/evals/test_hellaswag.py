@@ -415,6 +415,12 @@ def test_a_file_of_the_original_format_is_read(tmp_path: Path) -> None:
     assert load(write(tmp_path / "mine.jsonl")) == EXAMPLES
 
 
+def test_a_byte_order_mark_at_the_beginning_is_ignored(tmp_path: Path) -> None:
+    marked = tmp_path / "marked.jsonl"
+    marked.write_bytes(b"\xef\xbb\xbf" + write(tmp_path / "mine.jsonl").read_bytes())
+    assert load(marked) == EXAMPLES
+
+
 @pytest.mark.parametrize("place", ["data dir", "cache"])
 def test_the_known_file_is_found_without_a_path(
     place: str, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -496,8 +496,10 @@ def test_gpt2s_vocabulary_is_known_with_tokens_added_to_it(
         ("tokenizer.json", []),
         ("vocab.json", {"a": 0, "b": 1}),
         ("vocab.json", {f"t{n}": n for n in range(52000)}),
+        ("vocab.txt", "[PAD]"),
+        ("spiece.model", ""),
     ],
-    ids=["as many tokens", "unigram", "none", "two tokens", "more tokens"],
+    ids=["as many tokens", "unigram", "none", "two tokens", "more tokens", "WordPiece", "SentencePiece"],
 )
 def test_a_folder_with_another_vocabulary_than_gpt2s_is_told(
     name: str, content: object, tmp_path: Path

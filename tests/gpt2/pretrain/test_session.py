@@ -867,6 +867,45 @@ def test_validation_on_the_very_tokens_that_are_trained_on_is_told(tmp_path: Pat
     assert any("val.bin holds the very bytes of train.bin" in note for note in notes)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "prepared"])
+def test_validation_on_the_very_text_that_is_trained_on_is_told(
+    stream: bool, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    """The shards differ, since they are cut from the text in different ways."""
+    text = tmp_path / "a.txt"
+    text.write_text("To be, or not to be. " * 2000)
+    source = Source(path=text, stream=True)
+    if not stream:
+        list(prepare(str(text), tmp_path / "shards", val_corpus=str(text), val_tokens=2000, processes=1))
+        source = Source(path=tmp_path / "shards")
+    run = tiny_run(workload={"model": "mini", "data": "a"}, val_corpus=str(text) if stream else None)
+    notes = open_data(run, source).notes
+    assert any(note.startswith("a.txt: trained on and validated on") for note in notes)
+
+
+@pytest.mark.parametrize("other", ["b.txt", None])
+def test_validation_on_another_text_or_another_part_of_it_is_not_odd(
+    other: str | None, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 2000)
+    (tmp_path / "b.txt").write_text("That is the question. " * 2000)
+    run = tiny_run(
+        workload={"model": "mini", "data": "a"}, val_corpus=str(tmp_path / other) if other else None
+    )
+    notes = open_data(run, Source(path=tmp_path / "a.txt", stream=True)).notes
+    assert not any("validated on, so" in note for note in notes)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("a_val.txt", "validation"), ("test.txt", "tests")])
+def test_a_streamed_file_that_is_for_another_split_by_its_name_is_told(
+    name: str, meant: str, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    (tmp_path / name).write_text("To be, or not to be. " * 2000)
+    run = tiny_run(workload={"model": "mini", "data": "a"})
+    notes = open_data(run, Source(path=tmp_path / name, stream=True)).notes
+    assert f"{name} is trained on, which by its name is for {meant}" in notes
+
+
 @pytest.mark.parametrize("named", ["./judge", "judge", "{here}/judge"])
 def test_texts_that_are_here_are_judged_by_and_not_a_corpus_of_their_name(
     named: str, tmp_path: Path, own_cache: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch

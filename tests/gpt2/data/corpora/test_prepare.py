@@ -24,7 +24,7 @@ from places import ROOT
 from gpt2.data.batches import open_corpus
 from gpt2.data.corpora.prepare import Progress, prepare
 from gpt2.data.corpora.sources import stem_of
-from gpt2.data.index import Index, read_index, to_nanogpt
+from gpt2.data.index import Index, assert_free_for_nanogpt, read_index, to_nanogpt
 from gpt2.data.splits import open_validation
 from gpt2.files.cache import DataError
 
@@ -721,6 +721,62 @@ def test_a_file_called_like_what_is_being_written_for_nanogpt_stays(
     (tmp_path / "nano" / name).write_text("mine")
     to_nanogpt(tmp_path / "out", tmp_path / "nano")
     assert (tmp_path / "nano" / name).read_text() == "mine"
+
+
+def test_nanogpt_s_files_of_another_corpus_are_not_replaced(corpus: str, tmp_path: Path) -> None:
+    made(corpus, tmp_path / "out")
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / "val.bin").write_bytes(b"another's")
+    with pytest.raises(DataError, match=r"val\.bin is there already and holds other tokens"):
+        to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    assert [file.name for file in (tmp_path / "nano").iterdir()] == ["val.bin"]
+    assert (tmp_path / "nano" / "val.bin").read_bytes() == b"another's"
+
+
+def test_nanogpt_s_files_of_the_same_preparation_are_left_as_they_are(corpus: str, tmp_path: Path) -> None:
+    made(corpus, tmp_path / "out")
+    to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    before = (tmp_path / "nano" / "train.bin").stat()
+    (tmp_path / "nano" / "val.bin").unlink()
+    to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    assert (tmp_path / "nano" / "train.bin").stat() == before
+    assert np.array_equal(np.fromfile(tmp_path / "nano" / "val.bin", dtype=np.uint16), expected(TEXTS)[:5000])
+
+
+def test_a_preparation_is_not_begun_for_a_folder_that_has_nanogpt_s_files(tmp_path: Path) -> None:
+    (tmp_path / "train.bin").write_bytes(b"another's")
+    with pytest.raises(DataError, match="give --nanogpt another folder"):
+        assert_free_for_nanogpt(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["valid.jsonl", "my_test.txt"])
+def test_a_file_that_is_for_another_split_by_its_name_is_told(given: str, tmp_path: Path) -> None:
+    line = json.dumps({"text": "To be, or not to be. " * 300}) + "\n"
+    (tmp_path / given).write_text(line * 3)
+    told: list[str] = []
+    list(prepare(str(tmp_path / given), tmp_path / "out", processes=1, warn=told.append))
+    assert any(line.startswith(f"{given} is trained on, which by its name is for") for line in told)
+
+
+def test_a_text_that_is_trained_and_validated_on_is_told(corpus: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    list(prepare(corpus, tmp_path / "out", val_corpus=corpus, processes=1, warn=told.append))
+    assert any("trained on and validated on" in line for line in told)
+
+
+def test_a_folder_of_shards_whose_suffix_is_in_capitals_is_no_folder_to_prepare_into(
+    corpus: str, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "val.BIN").write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"holds val\.BIN and no index\.json"):
+        made(corpus, tmp_path / "out")
+
+
+def test_a_corpus_in_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is no file and no folder; write its text into a file first"):
+        made(str(tmp_path / "pipe"), tmp_path / "out")
 
 
 def test_a_file_called_like_a_shard_that_is_being_written_stays(corpus: str, tmp_path: Path) -> None:
