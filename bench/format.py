@@ -126,5 +126,6 @@ def markdown(text: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names of rungs, separated by semicolons where a name holds a comma itself."""
-    return ("; " if any("," in name for name in names) else ", ").join(map(plain, names))
+    """Names of rungs, separated by semicolons where a name holds a comma or an "and" itself."""
+    several = any("," in name or " and " in name for name in names)
+    return ("; " if several else ", ").join(map(plain, names))

@@ -173,7 +173,10 @@ def _verdicts(board: Scoreboard) -> list[str]:
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
         f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}.",
         MethodNote(
-            "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
+            "Verdicts on the rung before: faster or slower, if the whole interval lies beyond the noise "
+            f"floor, which is above {LOUD:.0%}; else unclear."
+            if board.delta > LOUD
+            else "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
             "slower, if it excludes 1; else unclear."
         ),
     ]

@@ -209,8 +209,13 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, la
       if (row.says) {
         const say = () => { at("said").textContent = row.says; };
         for (const event of ["mouseenter", "focus"]) group.addEventListener(event, say);
-        group.addEventListener("click", row.pick);
-        group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); row.pick(); } });
+        const pick = () => {
+          svg.querySelector(".on")?.classList.remove("on");
+          group.classList.add("on");
+          row.pick(group);
+        };
+        group.addEventListener("click", pick);
+        group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } });
       }
       svg.append(group);
     });
@@ -245,7 +250,7 @@ function ticks(least, most, log, bars) {
 
 let run = data.runs[data.chosen];
 
-const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or not told from noise",
+const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or none that is surely more than the noise",
   failed: "dashed: does not count, and the text says why", other: "outlined: another trainer"};
 
 function kindOf(row) {
@@ -260,10 +265,11 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Choose a rung for all that is known of it.";
+  at("said").textContent = "Point at a bar for its figures; choose it for all that is known of its rung.";
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
-  at("key").textContent = [run.swept ? "" : "Each rung keeps what those above it switch on; its factor is over the rung before.", `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.`].join(" ").trim();
+  const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
+  at("key").textContent = [run.keeps, run.swept ? "" : "A factor is over the rung before.", colours].filter(Boolean).join(" ");
   const file = `bench run ${run.ladder}`;
   at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
@@ -278,13 +284,19 @@ function climb() {
     text: row.words || row.said,
     kind: kindOf(row),
     says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
-    pick: () => detail(row),
+    pick: (bar) => detail(row, bar),
   })), {unit: "tokens per second", label: `Tokens per second of ${run.title}`});
 }
 
-function detail(row) {
+// bar: the chart's element to which closing the detail leads back.
+function detail(row, bar) {
   const place = at("rung"), add = (heading, ...parts) => place.append(element("h3", heading), ...parts);
-  place.replaceChildren(element("h2", row.name));
+  const close = () => { place.hidden = true; bar.classList.remove("on"); bar.focus(); bar.scrollIntoView({block: "center"}); };
+  const back = element("button", "Back to the chart");
+  back.type = "button";
+  back.addEventListener("click", close);
+  place.onkeydown = (event) => { if (event.key === "Escape") close(); };
+  place.replaceChildren(back, element("h2", row.name));
   place.append(tableOf(null, Object.entries(row.figures)));
   if (row.error) add("Why it has no figures, or none that count", element("pre", row.error));
   if (row.caveats.length) add("What speaks against it", listed(row.caveats));

@@ -38,13 +38,16 @@ from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
+from bench.report.caption import usual_step
 from bench.report.cross_run import fastest_published
 from bench.report.peers import peer_results
 from bench.report.screen import (
     CEILING,
+    MFU,
     fastest_of_first_step,
     findings,
     hardware_title,
+    keeps,
     limit_tps,
     machine_titles,
     model_title_of,
@@ -128,6 +131,7 @@ def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
         "hardware": plain(hardware),
         "about": plain(title(board)),
         "swept": board.swept,
+        "keeps": keeps(board),
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
         "findings": [plain(line) for line in findings(board)],
@@ -154,9 +158,8 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         alike = fastest_of_first_step(board, best)
-        same = (
-            f"; {times(alike.speedup.value)} with as many tokens per step" if alike and alike.speedup else ""
-        )
+        step = f"{usual_step(board):,} tokens per step, as {plain(board.rows[0].rung)}"
+        same = f"; {times(alike.speedup.value)} with {step}" if alike and alike.speedup else ""
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
@@ -203,7 +206,8 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
 def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
     """What a rung's speed is a share of, and the share; it is empty where it is not known."""
     name, share = share_of_limit(board)
-    return "of this machine's fastest matmul" if name == CEILING else name, whole_percent(share(row))
+    of = {CEILING: "of this machine's fastest matmul", MFU: "of the chip's peak (MFU)"}.get(name, name)
+    return of, whole_percent(share(row))
 
 
 def _gain(row: Row) -> str:

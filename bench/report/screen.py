@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from statistics import median
 
 from rich.console import RenderableType
@@ -19,7 +20,7 @@ from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.cross_run import RungView
 from bench.analysis.row import NOT_CARRIED, Row, status_of
-from bench.analysis.run_records import measured
+from bench.analysis.run_records import measured, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
 from bench.format import (
@@ -29,6 +30,7 @@ from bench.format import (
     plain,
     plural,
     speed,
+    spread,
     times,
     training_time,
     verdict_word,
@@ -58,7 +60,6 @@ STATUSES = {
     "other_maths": "not carried, as it changes the maths",
 }
 """In plain words, where the status has not those itself: for a row whose figures are absent or not used."""
-UNCLEAR = " unclear: not told from the noise."
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
 
@@ -80,10 +81,6 @@ def screen(
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
         hints.append(f"{more}: bench report {board.source.as_posix()} --full")
-    keeps = "" if board.swept else "A rung keeps what those above it switch on. "
-    if any(row.status == NOT_CARRIED for row in board.rows):
-        keeps = "A rung keeps what those above it switch on, but for what is not carried: not faster here. "
-    unclear = any(row.verdict == "unclear" for row in board.rows)
     shown = Brief(
         answer=answer,
         about=about,
@@ -91,9 +88,35 @@ def screen(
         findings=[*_marks(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
         rest="bench report FILE --notes",
-        hints=[*hints, f"{keeps}±: 95 % interval.{UNCLEAR if unclear else ''}"],
+        hints=[*hints, " ".join(filter(None, (keeps(board), "±: 95 % interval.", _unclear(board))))],
     )
     return shown.lines(width, every_warning=notes)
+
+
+def keeps(board: Scoreboard) -> str:
+    """What a rung has of those above it; empty for a sweep, whose rows do not stand on one another."""
+    if board.swept:
+        return ""
+    first, *others = [row.toggles for row in board.own.rows]
+    taken_back = any(
+        getattr(later, name) == getattr(first, name) != getattr(before, name)
+        for before, later in pairwise(others)
+        for name in varying(first, before)
+    )
+    if taken_back:
+        return "A rung keeps what those above it switch on, unless it takes that back."
+    if any(row.status == NOT_CARRIED for row in board.rows):
+        return "A rung keeps what those above it switch on, but for what is not carried: not faster here."
+    return "A rung keeps what those above it switch on."
+
+
+def _unclear(board: Scoreboard) -> str:
+    """What the verdict means, where a row has it."""
+    if not any(row.verdict == "unclear" for row in board.rows):
+        return ""
+    if board.delta is not None and board.delta > LOUD:
+        return f"unclear: not surely beyond {whole_percent(board.delta, '±')}."
+    return "unclear: both a gain and a loss are possible."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###") -> str:
@@ -285,21 +308,22 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         yield f"{_fastest(board, best)}. {time}."
     if several:
         if alike := fastest_of_first_step(board, best):
-            over = f", {times(alike.speedup.value)}" if alike.speedup else ""
+            over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
             yield f"With {usual_step(board):,} tokens per step: {_speed(alike)}{over}."
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {_certainty(board, best)}."
-            told = f"{'; '.join(steps)}, of the steps that are told from noise" if steps else ""
-            yield f"Gave most: {told or 'no step is told from noise yet'}."
+            told = "of the steps that are told from noise" if steps[1:] else "the only step told from noise"
+            gave = f"{'; '.join(steps)}, {told}" if steps else "no step is told from noise yet"
+            yield f"Gave most: {gave}."
     if most := limit_tps(board, best):
         more = f"{number(most)} tokens/s, {most / best.mean_tps:.1f}x the fastest"
-        limit = f"{more}: a step of its matmuls, causal attention and AdamW alone"
+        limit = f"{more}: only matmuls, causal attention and AdamW, at their best"
     else:
         limit = "not measured here (bench roofline)"
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
-        yield f"Its step's time goes to {', '.join(spent)}."
+        yield f"The fastest rung's step: {', '.join(spent)}."
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -321,27 +345,38 @@ def _speed(row: Row) -> str:
 
 
 def _fastest(board: Scoreboard, best: Row) -> str:
+    speed_and_mark = f"{_speed(best)} {_mark(best, board)}".rstrip()
     over = board.over_first(best)
-    return f"Fastest: {_speed(best)}{f', {times(over.value)} {plain(board.rows[0].rung)}' if over else ''}"
+    times_first = f", {times(over.value)} {plain(board.rows[0].rung)}" if over else ""
+    return f"Fastest: {speed_and_mark}{times_first}"
 
 
 def _certainty(board: Scoreboard, best: Row) -> str:
     """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
-        needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
-        return f"not at all yet; it takes {needed} to tell a difference from noise"
-    words = []
-    if best.speedup and best.speedup.low is not None and best.speedup.high is not None:
+        rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
+        again = "the first rung run again in each (A/A control)"
+        return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
+    words, over_first = [], best.speedup if best is not board.rows[0] else None
+    if over_first and over_first.low is not None and over_first.high is not None:
         over = plain(board.rows[0].rung)
-        words.append(f"{best.speedup.low:.2f}x to {best.speedup.high:.2f}x {over} at 95 %")
+        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x {over} at 95 %")
     if ties := board.ties:
         words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 
 def most_gained(board: Scoreboard) -> list[Row]:
-    """The three rungs that surely gained most over the rung before, the best first."""
-    gains = [row for row in board.sound if row.gain and row.verdict == "faster"]
+    """The three rungs that surely gained most over the rung before, the best first.
+
+    A rung that is no faster than one above it gained nothing: it makes good what another lost.
+    """
+    fastest = accumulate((row.mean_tps for row in board.sound), max)
+    gains = [
+        row
+        for row, best in zip(board.sound, fastest, strict=True)
+        if row.gain and row.verdict == "faster" and row.mean_tps == best
+    ]
     return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
@@ -372,12 +407,14 @@ def _marks(board: Scoreboard) -> Iterator[str]:
     if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
-            fastest = f"this machine's fastest matmul, {best / 1e12:.3g} TFLOP/s"
-            yield f"{CEILING}: of {fastest}; counts attention as if unmasked."
+            fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
+            yield f"{CEILING}: of {fastest}; attention counts with its masked half."
         elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
-        yield f"† Takes other than {usual_step(board):,} tokens per step: another training."
+        others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in _mark(row, board))
+        sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
+        yield f"† {sizes} tokens per step, not {usual_step(board):,}: another training."
     if "*" in marks:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in marks:

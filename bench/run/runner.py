@@ -35,7 +35,7 @@ from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
 from bench.run.rounds import Climb, Rounds, TaskSource, TimeLimit
 from bench.run.suited import with_best
-from gpt2.config.toggles import HOST, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
 
@@ -132,7 +132,7 @@ def run(
             schedule.resume(records)
             held = plural(len(records), "process", "processes")
             watcher.note(f"going on with {path}, which holds {held}")
-        standing = costly_page_faults() if any(_faults_each_step(ladder, rung) for rung in rungs) else ()
+        standing = costly_page_faults() if _page_faults_matter(ladder, rungs) else ()
         executor = Executor(
             ladder,
             options,
@@ -268,10 +268,15 @@ HEAP_BYTES = 32 * 2**20
 """Largest block of glibc's heap; larger ones are mapped as fresh pages (mallopt, M_MMAP_THRESHOLD)."""
 
 
-def _faults_each_step(ladder: Ladder, rung: Rung) -> bool:
-    """Whether a rung on a CPU allocates logits so large that each step has page faults."""
-    tokens = rung.toggles.micro_batch_size * ladder.workload.seq_len
-    return rung.toggles.device == HOST and tokens * ladder.workload.config.vocab_size * 4 > HEAP_BYTES
+def _page_faults_matter(ladder: Ladder, rungs: Sequence[Rung]) -> bool:
+    """Whether to advise against page faults: rungs on a CPU have them at each step, and none avoids them."""
+    if any(rung.toggles.allocator != Toggles().allocator for rung in rungs):
+        return False
+    sequence = ladder.workload.seq_len * ladder.workload.config.vocab_size * 4  # logits in float32
+    return any(
+        rung.toggles.device == HOST and rung.toggles.micro_batch_size * sequence > HEAP_BYTES
+        for rung in rungs
+    )
 
 
 def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:

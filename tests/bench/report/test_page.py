@@ -107,7 +107,7 @@ def test_the_first_screen_of_a_phone_shows_the_answer_and_the_climb_s_beginning(
 
 def test_choosing_another_run_shows_its_answer(shown: Any) -> None:
     options = shown.locator("#run option").all_inner_texts()
-    assert options == ["1 x NVIDIA H100 80GB HBM3 · h100", "1 x NVIDIA H200 · h100"]
+    assert options == ["h100 · 1 x NVIDIA H100 80GB HBM3", "h100 · 1 x NVIDIA H200"]
     shown.select_option("#run", label=options[0])
     assert shown.inner_text("#answer b >> nth=0") == "21,419 tokens/s"
 

@@ -17,7 +17,11 @@ from bench.report.brief import MOST_NOTES
 from bench.report.screen import cpu_title, model_title, screen, screen_markdown
 from bench.report.single_run import columns
 from gpt2.config.toggles import Toggles
+from ladders import ladder
 
+EAGER = Toggles(device="cuda")
+BF16 = Toggles(device="cuda", autocast="bfloat16")
+FUSED = Toggles(device="cuda", adamw="fused")
 RUNS = {
     "zen5": "amd-epyc-26-2-1-x2/cpu-20261125T050205Z",
     "h200": "h200-x1/gpu-65k-20261126T022541Z",
@@ -150,6 +154,28 @@ def test_a_rung_that_changes_the_maths_is_marked_and_never_the_fastest() -> None
 def test_one_round_claims_nothing() -> None:
     shown = text(scoreboard([each for each in board().records if each.repetition == 1]))
     assert "How sure: not at all yet" in shown
+
+
+def test_where_only_the_control_is_missing_no_more_rounds_are_asked_for() -> None:
+    shown = text(scoreboard([each for each in board().records if each.kind != "control"]))
+    assert "it takes the first rung run again in each (A/A control)" in " ".join(shown.split())
+
+
+def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
+    lost = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", EAGER, 90.0), ("d", FUSED, 149.0))
+    assert "Gave most: b 1.50x, the only step told from noise." in text(lost)
+
+
+def test_a_ladder_that_takes_a_change_back_says_that_its_rungs_may() -> None:
+    back = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", FUSED, 120.0))
+    assert "what those above it switch on, unless it takes that back." in " ".join(text(back).split())
+    kept = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0))
+    assert "A rung keeps what those above it switch on. " in text(kept)
+
+
+def test_a_first_rung_that_is_the_fastest_is_not_compared_with_itself() -> None:
+    shown = text(ladder(("a", EAGER, 100.0), ("b", BF16, 50.0)))
+    assert "How sure: faster than every other rung." in shown
 
 
 @pytest.mark.parametrize(

@@ -601,3 +601,17 @@ def test_a_machine_without_the_last_rung_s_device_is_described_by_the_last_that_
     monkeypatch.setitem(DEVICES, "mps", Present)
     assert isinstance(_first_here(["cuda", "mps", "cpu"]), Present)
     assert type(_first_here(["cuda"])) is Cpu
+
+
+@pytest.mark.parametrize(
+    ("allocator", "told"), [("system", ["page faults: costly"]), ("jemalloc", []), ("thp", [])]
+)
+def test_page_faults_are_told_unless_a_rung_of_the_ladder_avoids_them(
+    allocator: str, told: list[str], write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "costly_page_faults", lambda: ("page faults: costly",))
+    instead_of_workers(monkeypatch, GOOD)
+    rungs = f"[{{name: a, set: {{device: cpu}}}}, {{name: b, set: {{allocator: {allocator}, adamw: fused}}}}]"
+    ladder = load(write_ladder(rungs, workload="model: gpt2, data: synthetic, seq_len: 1024"))
+    records = run(ladder, Options(out=tmp_path / "results"), Silent()).records
+    assert [line for line in records[0].warnings if line.startswith("page faults")] == told
