@@ -7,6 +7,8 @@ Used by gpt2.evals.hellaswag.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -79,7 +81,7 @@ def log_probabilities(
     idle = min(STEP, model.config.n_ctx)
     batches += [Batch([], idle, idle)] * (passes - len(batches))
     sums, done = [], 0
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+    with torch.no_grad(), _eagerly():
         for batch in batches:
             tokens, places, targets = (device.put(each) for each in _filled(texts, batch, batch_size))
             with autocast():
@@ -93,6 +95,12 @@ def log_probabilities(
     for batch, values in zip(batches, sums, strict=True):
         found[batch.texts] = values.cpu().numpy()[: len(batch.texts)]
     return found
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    """Run what is compiled eagerly; without importing torch's compiler, a second, where nothing can be."""
+    compiler = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if compiler else contextlib.nullcontext()
 
 
 def _plan(texts: Sequence[Text], n_ctx: int, batch_size: int) -> list[Batch]:

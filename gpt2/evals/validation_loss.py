@@ -94,15 +94,14 @@ def corpus_loss(
     if at_hand < T:
         raise DataError(f"corpus {corpus.name!r} has {at_hand} tokens to judge by, a sequence is of {T}")
     total, sequences = 0.0, at_hand // T
-    with torch.compiler.set_stance("force_eager"):
-        for first in range(0, sequences, batch_size):
-            count = min(batch_size, sequences - first)
-            rows = np.stack([sequence(corpus, first + i, T) for i in range(count)])
-            x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
-            with autocast():
-                total += model(x, y).item() * count
-            if progress:
-                progress(first + count, sequences)
+    for first in range(0, sequences, batch_size):
+        count = min(batch_size, sequences - first)
+        rows = np.stack([sequence(corpus, first + i, T) for i in range(count)])
+        x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
+        with autocast():
+            total += model(x, y).item() * count
+        if progress:
+            progress(first + count, sequences)
     if not math.isfinite(total):
         raise ScoreError("the model's loss is not finite: it has diverged, and cannot be judged")
     return total / sequences, sequences * T

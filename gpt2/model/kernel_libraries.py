@@ -50,17 +50,23 @@ for _name, _kernel in {"liger": _by_liger, "quack": _by_quack}.items():
     )
 
 
-def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+def cut_cross_entropy() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Return the mean cross-entropy of x @ head.T, whose logits are only ever in a GPU's registers.
 
-    x: (N, d); head: (V, d), without padding rows; targets: (N,) int64. Returns nats, a float32 scalar.
+    It takes x (N, d), head (V, d) without padding rows, and targets (N,) int64, and returns nats, a float32
+    scalar.
     """
-    dtype = product_dtype(x)
-    return _by_cut(x.to(dtype), head.to(dtype), targets)
+    # Its autograd function asks the device for targets to ignore. As the model's last step, it breaks little
+    # off. Only here, because this imports torch's compiler, which takes a second that eager code is spared.
+    opaque = torch.compiler.disable()(_by_cut)
+
+    def loss(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        dtype = product_dtype(x)
+        return opaque(x.to(dtype), head.to(dtype), targets)
+
+    return loss
 
 
-# Its autograd function asks the device for targets to ignore. As the model's last step, it breaks little off.
-@torch.compiler.disable()
 def _by_cut(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
 

@@ -179,6 +179,11 @@ class Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
+def _embedding(rows: int, columns: int) -> nn.Embedding:
+    """Return an embedding that is not filled: on the meta device, filling imports torch's compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, columns), freeze=False)
+
+
 class GPT2(nn.Module):
     """The language model: forward() returns the loss, logits() the scores. Make one with build()."""
 
@@ -192,10 +197,11 @@ class GPT2(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.n_ctx, config.n_embd)
+        self.wte = _embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe = _embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd, config.layer_norm)
+        self.cut_loss = cut_cross_entropy() if config.cross_entropy == "cut" else None
         # One mask for all layers, and one bias that masks the padding rows' logits; None where not needed.
         explicit, padded = config.attention == "explicit", config.padded_vocab_size > config.vocab_size
         future = torch.empty(config.n_ctx, config.n_ctx, dtype=torch.bool) if explicit else None
@@ -241,8 +247,8 @@ class GPT2(nn.Module):
         x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
             return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), self.pad_bias)
-        if self.config.cross_entropy == "cut":
-            return cut_cross_entropy(x.flatten(0, 1), head[: self.config.vocab_size], targets.flatten())
+        if self.cut_loss is not None:
+            return self.cut_loss(x.flatten(0, 1), head[: self.config.vocab_size], targets.flatten())
         if self.config.cross_entropy in ("triton", "liger", "quack"):
             kernel = self.config.cross_entropy
             return FusedCrossEntropy.apply(x.flatten(0, 1), head, self.pad_bias, targets.flatten(), kernel)

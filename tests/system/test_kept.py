@@ -95,6 +95,7 @@ def calls_until_kept(
             sys.settrace(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carry", ["always", "if_faster"])
 def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
     carry: str, write_ladder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

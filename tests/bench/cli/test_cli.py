@@ -337,6 +337,7 @@ def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch: pytest.Monke
     assert all(len(line) + 1 + len(after.split()[0]) > 78 for line, after in pairwise(lines)), lines
 
 
+@pytest.mark.slow
 def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [
@@ -414,6 +415,7 @@ def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None
     assert [said.count(each) for each in ("0.40 cores", "1.90 cores", "steal time")] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
     done = bench("doctor", "--out", tmp_path / "results", "--full")
     assert done.returncode == 0, done.stderr
@@ -432,6 +434,7 @@ def test_tables_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(tm
     assert done.stderr == "bench: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) -> None:
     (tmp_path / "ladder.yaml").write_text(

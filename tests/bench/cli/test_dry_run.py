@@ -46,6 +46,7 @@ def needs(ladder: Ladder) -> MemoryEstimate:
     return remembered(ladder.workload, ladder.rungs[-1].toggles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [p.stem for p in sorted(LADDERS.glob("*.yaml")) if "\nchip:" in p.read_text()]
 )
@@ -162,6 +163,7 @@ def test_gpt2_medium_fits_one_tpu_v3_core_up_to_a_batch_of_4_and_gpt2_large_at_n
     assert "will not fit into 16 GiB" in on_core("gpt2-large", 1)
 
 
+@pytest.mark.slow
 def test_gpt3_s_largest_fits_into_no_chip_and_over_as_many_h100s_as_the_plan_says() -> None:
     overrides = ("workload.model=gpt3-175b", "workload.seq_len=2048", "toggles.recompute=block")
     ladder = read("h100x8-weak", *overrides, "toggles.micro_batch_size=1")

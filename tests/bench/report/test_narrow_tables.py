@@ -70,6 +70,7 @@ def test_matrices_are_narrow_and_what_keeps_their_history_is_not() -> None:
 COMPILED = pytest.param(replace(NARROW, compile="default", residual="bfloat16"), marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "toggles", [NARROW, COMPILED, RESIDUAL], ids=["weights", "both, compiled", "residual"]
 )
@@ -107,6 +108,7 @@ def test_what_changes_the_maths_says_so_and_what_only_rounds_does_not() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_linear_layers_in_float8_learn_nearly_what_the_baseline_learns(scaling: str) -> None:
     pytest.importorskip("torchao")

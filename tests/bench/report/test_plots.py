@@ -136,6 +136,7 @@ def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:
         assert "OOM" in next(file for name, file in drawn.items() if name.endswith(f"{what}.svg")).read_text()
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_files(drawn: dict[str, Path], tmp_path: Path) -> None:
     for file in draw([board()], tmp_path):
         assert file.read_bytes() == drawn[file.name].read_bytes()
@@ -645,6 +646,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_rungs_and_ladders_of_any_name_are_drawn_without_a_warning(tmp_path: Path) -> None:
     names = list(NAMES.values())

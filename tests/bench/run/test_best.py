@@ -123,6 +123,7 @@ def test_a_ladder_that_names_itself_or_none_is_refused(tmp_path: Path) -> None:
         load(peers(tmp_path, of="nowhere"))
 
 
+@pytest.mark.slow
 def test_this_machine_is_asked_for_what_it_supports() -> None:
     """In a process of its own: a GPU that is not here leaves the ladder of the CPU."""
     found, _ = suited.suited([Path("cpu")])

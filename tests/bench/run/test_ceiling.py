@@ -320,6 +320,7 @@ class Silent:
     def finished(self, record) -> None: ...
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_path: Path) -> None:
     watcher = Silent()
     path, record = measure(load(write_ladder("[{name: a}]")), None, tmp_path, 0.002, watcher)

@@ -367,6 +367,7 @@ def roofline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_ladder, tmp_path: Path) -> None:
     ladder = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]")
     here = MACHINE.model_copy(update={"chip": describe(Cpu()).chip, "device_count": Cpu().count()})

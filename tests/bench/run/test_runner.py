@@ -82,6 +82,7 @@ def test_a_rung_learns_the_same_each_time_and_is_timed_in_blocks(write_ladder, t
     assert first.peak_memory_bytes is not None
 
 
+@pytest.mark.slow
 def test_the_recorded_command_runs_the_rung_again(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +93,7 @@ def test_the_recorded_command_runs_the_rung_again(
     assert '"status":"ok"' in (tmp_path / "m.json").read_text()
 
 
+@pytest.mark.slow
 def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp_path: Path) -> None:
     rungs = "[{name: two, set: {world_size: 2, autocast: float16}}]"
     record, alone = run_with(write_ladder, tmp_path, rungs)
@@ -326,6 +328,7 @@ def test_what_a_finished_process_left_running_is_ended(
     assert is_gone(int(pid_file.read_text()))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

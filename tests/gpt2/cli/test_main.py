@@ -81,6 +81,7 @@ def test_the_known_text_is_not_said_to_be_another(trained: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["--stream", "--data"])
 def test_another_text_of_a_known_name_is_said_to_be_another(
     way: str, tmp_path: Path, shakespeare: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +186,7 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     assert completion.endswith(f"of 6 examples{learnt}")
 
 
+@pytest.mark.slow
 def test_a_corpus_given_by_its_folder_goes_by_its_own_name(trained: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line {n} of a corpus of our own, for nobody else"}) for n in range(400)]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))
@@ -231,6 +233,7 @@ def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> No
     assert first == pytest.approx(last, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(
     trained: Path, tmp_path: Path
 ) -> None:

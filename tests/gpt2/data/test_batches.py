@@ -565,6 +565,7 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path) -> None:
     assert not np.array_equal(first(1), first(2))
 
 
+@pytest.mark.slow
 @given(
     ranks=st.integers(1, 4), micro=st.integers(1, 4), accumulation=st.integers(1, 4), step=st.integers(0, 3)
 )

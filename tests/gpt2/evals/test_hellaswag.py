@@ -253,12 +253,14 @@ def test_the_styles_score_the_same_example_differently(vocabulary: None) -> None
 # --- batches, ranks, devices
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", get_args(Style))
 @pytest.mark.parametrize("batch_size", [1, 5, 20])
 def test_the_batch_size_changes_no_score(style: Style, batch_size: int, vocabulary: None) -> None:
     assert score(style, batch_size=batch_size) == score(style)
 
 
+@pytest.mark.slow
 def test_every_rank_has_the_score_of_a_single_process_after_as_many_passes(
     vocabulary: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

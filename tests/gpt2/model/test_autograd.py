@@ -174,6 +174,7 @@ def test_compiled_adamw_is_torchs_adamw_with_its_clipping(clip: str) -> None:
         torch.testing.assert_close(compiled.state[a]["exp_avg_sq"], oracle.state[b]["exp_avg_sq"])
 
 
+@pytest.mark.slow
 def test_weights_cast_by_the_optimiser_train_as_weights_cast_by_autocast() -> None:
     losses = []
     for casts in ("optimizer", "forward"):

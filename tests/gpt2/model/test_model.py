@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -22,7 +24,7 @@ def small(*, attention: str = "explicit", padded_vocab_size: int = 0) -> GPT2Con
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-@pytest.mark.parametrize("model", ["tiny", "gpt2"])
+@pytest.mark.parametrize("model", ["tiny", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_logits_and_gradients_equal_those_of_transformers(model: str, attention: str) -> None:
     p = PRESETS[model]
     config = GPT2Config(
@@ -124,3 +126,14 @@ def test_recomputation_changes_neither_loss_nor_gradients(recompute: str) -> Non
         assert a.grad is not None
         assert b.grad is not None
         assert torch.equal(a.grad, b.grad)
+
+
+def test_an_eager_forward_pass_is_not_delayed_by_loading_torchs_compiler() -> None:
+    script = (
+        "import sys, torch; from gpt2.config.workload import PRESETS; from gpt2.model.model import build\n"
+        "model = build(PRESETS['tiny'], 1, torch.device('cpu'))\n"
+        "model(torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, dtype=torch.int64)).item()\n"
+        "print('torch._dynamo' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

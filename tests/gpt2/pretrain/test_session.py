@@ -59,6 +59,7 @@ def test_a_run_broken_off_and_resumed_learns_bit_for_bit_what_one_that_never_sto
     assert [row["step"] for row in first if row["kind"] == "step"][-1] == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["compiled", "accumulated", "bfloat16"])
 def test_that_holds_under_other_toggles(name: str, tmp_path: Path) -> None:
     toggles = {
@@ -226,6 +227,7 @@ def test_a_step_passed_over_leaves_the_weights_and_is_told(tmp_path: Path) -> No
     assert math.isfinite(rest[-1].values["loss"])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_other_toggles(tmp_path: Path) -> None:
     run = tiny_run(steps=8)
     whole = learned(events(run, tmp_path / "whole"))
@@ -644,6 +646,7 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
     assert f"set toggles.world_size={started}" in said
 
 
+@pytest.mark.slow
 def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000"))
     first = command("train", config, "--out", tmp_path / "run")

@@ -59,6 +59,7 @@ def trained(scale: float, autocast: str = "float32", place: int = -1) -> Trainin
     return training
 
 
+@pytest.mark.slow
 def test_eager_gradients_are_taken_with_sums_in_float32_and_the_setting_is_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,6 +82,7 @@ def test_eager_gradients_are_taken_with_sums_in_float32_and_the_setting_is_put_b
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
 def test_gradients_of_sound_compiled_code_are_within_the_tolerance(autocast: str) -> None:
     assert difference(trained(1.0, autocast)) < GRADIENT_TOLERANCE[autocast]
@@ -190,6 +192,7 @@ def test_an_error_in_a_function_of_ours_is_found_in_eager_code_too(monkeypatch: 
     assert difference(training) > GRADIENT_TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 def test_comparing_gradients_leaves_the_training_as_it_was() -> None:
     other = trained(1.0)
     expected = [next(other).loss.item() for _ in range(3)]
@@ -203,6 +206,7 @@ def test_comparing_gradients_leaves_the_training_as_it_was() -> None:
     assert losses == expected
 
 
+@pytest.mark.slow
 def test_comparing_gradients_refuses_to_compile_anew() -> None:
     training = trained(1.0)
     assert training.micro_batch is not None

@@ -189,6 +189,7 @@ def test_each_way_of_sharing_needs_less_memory_than_the_one_before() -> None:
     assert needs == sorted(set(needs), reverse=True)
 
 
+@pytest.mark.slow
 @settings(FEW, max_examples=3)  # each of them is two real trainings
 @given(
     sharding=st.sampled_from(SHARDING),

@@ -33,6 +33,7 @@ def baseline() -> list[float]:
     return losses(FOUR)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_towards_the_entropy_of_the_corpus() -> None:
     found = losses(replace(FOUR, micro_batch_size=16, attention="sdpa", adamw="fused"), count=120)
     assert found[0] == pytest.approx(6.24, abs=0.05)  # ln(509) = 6.23: knows nothing
@@ -144,6 +145,7 @@ def test_the_guard_against_reading_values_works() -> None:
             reading(torch.ones(()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adamw", ["for_loop", "fused"])
 def test_a_step_whose_gradients_float16_cannot_hold_changes_nothing_and_its_norm_tells(adamw: str) -> None:
     training = start(replace(FOUR, autocast="float16", adamw=adamw))

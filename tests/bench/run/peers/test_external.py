@@ -383,6 +383,7 @@ def ran(ladder: Path, out: Path) -> list[Record]:
     return records
 
 
+@pytest.mark.slow
 def test_an_external_rung_is_run_among_the_others_and_its_command_can_be_pasted(
     peer, tmp_path: Path, quick_start: None
 ) -> None:
@@ -405,6 +406,7 @@ def test_an_external_rung_is_run_among_the_others_and_its_command_can_be_pasted(
     assert Outcome.model_validate_json((tmp_path / "pasted.json").read_text()).status == "ok"
 
 
+@pytest.mark.slow
 def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_start: None) -> None:
     records = ran(peer("raise ValueError('no data')"), tmp_path / "results")
     assert [record.status for record in records] == ["ok", "failed"]

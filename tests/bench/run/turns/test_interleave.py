@@ -245,6 +245,7 @@ def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
     until(lambda: nobody_at(tmp_path / "checkout"))
 
 
+@pytest.mark.slow
 def test_a_peer_that_is_not_here_is_unsupported_and_nothing_is_made_up_of_it(
     peer, tmp_path: Path, monkeypatch
 ) -> None:
@@ -272,6 +273,7 @@ def test_a_group_opens_with_the_last_rung_before_it_that_ran(
     assert [rung.name for rung in part.rungs] == [{1: "a"}.get(len(absent), "b"), "c"]
 
 
+@pytest.mark.slow
 def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +294,7 @@ def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(
     assert ("a", "c") in pairs
 
 
+@pytest.mark.slow
 def test_a_reference_that_is_not_here_ends_its_group(write_ladder, tmp_path: Path) -> None:
     ladder = write_ladder("[{name: a, set: {device: mps}}, {name: b, set: {adamw: fused}}]")
     code, _, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "3")

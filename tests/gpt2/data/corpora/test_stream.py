@@ -342,6 +342,7 @@ def test_a_damaged_file_is_said_where_its_batch_is_asked_for(tmp_path: Path, voc
         read(batches, range(60))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 def test_a_process_ends_in_order_though_its_stream_is_still_read(
     kind: str, tmp_path: Path, vocabulary: None
