@@ -88,7 +88,8 @@ def surroundings(program: str) -> Iterator[None]:
         _leave(program, f"a package of this Python does not load: {error}")
     except OSError as error:  # commands handle the errors of their own files
         if error.errno in NO_ROOM:
-            typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
+            with contextlib.suppress(OSError):  # nobody reads stderr either
+                typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
             os._exit(6)  # without the interpreter's own attempt to write the rest
         if _has_temporary_folder():
             raise

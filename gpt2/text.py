@@ -98,9 +98,11 @@ def end_of_text_written(path: Path) -> str | None:
     facts = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})
     if not (count := facts["count"]):
         return None
+    lines = path.name.lower().endswith((".json", ".jsonl"))
+    parted = ": each line is one" if lines else "; give these as lines of JSON (.jsonl) to have them parted"
     return (
         f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no "
-        "documents; give these as lines of JSON (.jsonl) to have them parted"
+        f"documents{parted}"
     )
 
 

@@ -269,6 +269,8 @@ class Condition:
             raise ValueError(
                 f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'"
             )
+        if float(match[3]) <= -100:
+            raise ValueError(f"--fail-if {text!r}: nothing can fall by 100 % or more")
         return cls(metric=match[1], below=match[2] == "<", bound=1 + float(match[3]) / 100, text=text.strip())
 
     def ratio(self, pair: Pair) -> Estimate | None:

@@ -79,12 +79,12 @@ def is_stale(tried: Sequence[Record]) -> bool:
     return len(close) >= STALE
 
 
-def is_close(tried: Sequence[Record]) -> bool:
-    """Whether the rung that was tried last seemed faster, but within the noise, so that it is tried again."""
-    last, over = tried[-1], _over_floor(tried[-1])
-    again = any(each.rung_index == last.rung_index for each in tried[:-1])
-    gained = last.scout is not None and (last.scout.ratio or 0.0) > 1 + LEAST_DELTA
-    return over is not None and over <= 1 and gained and not again
+def is_close(tried: Sequence[Record], rung_index: int) -> bool:
+    """Whether a rung seemed faster in its only try, but within the noise, so that it is tried again."""
+    tries = [record for record in tried if record.rung_index == rung_index]
+    over = _over_floor(tries[0]) if len(tries) == 1 else None
+    gained = any(record.scout and (record.scout.ratio or 0.0) > 1 + LEAST_DELTA for record in tries)
+    return over is not None and over <= 1 and gained
 
 
 def _over_floor(record: Record) -> float | None:

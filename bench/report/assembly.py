@@ -89,7 +89,8 @@ def assemble(
 def short_markdown(report: Report) -> str:
     """What several runs come to, then each run's screen; of published figures alone all tables."""
     tables = report.opening if report.boards else report.published
-    return "\n".join([*(table.to_markdown("###") for table in tables), *map(screen_markdown, report.boards)])
+    screens = [screen_markdown(board, price_per_hour=report.price_per_hour) for board in report.boards]
+    return "\n".join([*(table.to_markdown("###") for table in tables), *screens])
 
 
 def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:

@@ -31,7 +31,7 @@ def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     names = pages(report.boards)
     written = {INDEX: _index(report, names, pictures=pictures)}
     for board, name, tables in zip(report.boards, names, report.runs, strict=True):
-        written[name] = _run(board, tables)
+        written[name] = _run(board, tables, report.price_per_hour)
     if together := [*report.together, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
@@ -134,8 +134,8 @@ def _said(board: Scoreboard) -> str:
     return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
 
 
-def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
-    lines = [screen_markdown(board, "#")]
+def _run(board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None) -> str:
+    lines = [screen_markdown(board, "#", price_per_hour=price_per_hour)]
     for table in tables:
         body = table.to_markdown("###").split("\n", 2)[2]
         lines.append(f"<details><summary>{escape(plain(table.title))}</summary>\n\n{body}\n</details>\n")

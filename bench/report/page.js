@@ -189,6 +189,7 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, la
       const group = drawn("g", row.says ? {role: "button", tabindex: 0, "aria-label": row.says} : {role: "img", "aria-label": `${row.name}: ${row.text}`});
       group.append(drawn("rect", {x: 0, y: top, width, height: high}));
       if (!row.says) group.firstChild.setAttribute("fill", "none");
+      group.classList.toggle("on", place.chosen === number);
       const title = shortened(row.name, narrow ? width : name - 8);
       group.append(drawn("text", narrow ? {x: 0, y: top + 15} : {x: name - 8, y: middle + 4, "text-anchor": "end"}, title));
       let end = name;
@@ -209,11 +210,7 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, la
       if (row.says) {
         const say = () => { at("said").textContent = row.says; };
         for (const event of ["mouseenter", "focus"]) group.addEventListener(event, say);
-        const pick = () => {
-          svg.querySelector(".on")?.classList.remove("on");
-          group.classList.add("on");
-          row.pick(group);
-        };
+        const pick = () => { place.chosen = number; redraw(); row.pick(number); };
         group.addEventListener("click", pick);
         group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); } });
       }
@@ -270,13 +267,14 @@ function climb() {
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
   at("key").textContent = [run.keeps, run.swept ? "" : "A factor is over the rung before.", colours].filter(Boolean).join(" ");
-  const file = `bench run ${run.ladder}`;
+  const file = run.ladder === "quick" ? "bench quick" : `bench run ${run.ladder}`;
   at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   at("warned").hidden = !run.warnings.length;
   at("warned").firstChild.textContent = `${run.warnings.length} warning${run.warnings.length === 1 ? "" : "s"} about these figures`;
   at("warned").lastElementChild.replaceChildren(...run.warnings.map((line) => element("li", line)));
   at("rung").hidden = true;
+  at("climbed").chosen = null;
   chart(at("climbed"), run.rows.map((row) => ({
     name: row.name,
     bar: row.tps?.[0],
@@ -284,14 +282,21 @@ function climb() {
     text: row.words || row.said,
     kind: kindOf(row),
     says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
-    pick: (bar) => detail(row, bar),
+    pick: (number) => detail(row, number),
   })), {unit: "tokens per second", label: `Tokens per second of ${run.title}`});
 }
 
-// bar: the chart's element to which closing the detail leads back.
-function detail(row, bar) {
+// number: of the row's bar, to which closing the detail leads back.
+function detail(row, number) {
   const place = at("rung"), add = (heading, ...parts) => place.append(element("h3", heading), ...parts);
-  const close = () => { place.hidden = true; bar.classList.remove("on"); bar.focus(); bar.scrollIntoView({block: "center"}); };
+  const close = () => {
+    place.hidden = true;
+    at("climbed").chosen = null;
+    at("climbed").redraw();
+    const bar = at("climbed").querySelectorAll("g")[number];
+    bar.focus({preventScroll: true});
+    bar.scrollIntoView({block: "center"});
+  };
   const back = element("button", "Back to the chart");
   back.type = "button";
   back.addEventListener("click", close);

@@ -85,7 +85,10 @@ def page(report: Report) -> str:
         "chosen": chosen,
         "first": above,
         "last": above + len(boards[chosen].rows) - 1 if boards else 0,
-        "runs": [_run(*run) for run in zip(boards, machine_titles(boards), strict=True)],
+        "runs": [
+            _run(board, hardware, report.price_per_hour)
+            for board, hardware in zip(boards, machine_titles(boards), strict=True)
+        ],
         "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -118,7 +121,7 @@ def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
 # --- The data of the charts: each figure once as a number and once as the text that tables show
 
 
-def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
+def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict[str, Any]:
     """A run of the selector: its answer, the rows of its climb, and what each change buys."""
     ours, results = peer_results(board)
     peers = {
@@ -134,7 +137,7 @@ def _run(board: Scoreboard, hardware: str) -> dict[str, Any]:
         "keeps": keeps(board),
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
-        "findings": [plain(line) for line in findings(board)],
+        "findings": [plain(line) for line in findings(board, price_per_hour)],
         "warnings": [plain(line) for line in warnings_by_weight(board)],
         "rows": [_row(board, row, peers.get(row.index)) for row in board.rows],
         "ours": plain(f"{ours.row.rung}, {ours.row.tokens_per_step or 0:,} tokens per step")

@@ -97,7 +97,7 @@ def keeps(board: Scoreboard) -> str:
     """What a rung has of those above it; empty for a sweep, whose rows do not stand on one another."""
     if board.swept:
         return ""
-    first, *others = [row.toggles for row in board.own.rows]
+    first, *others = [row.toggles for row in board.own.rows if not row.left_out]
     taken_back = any(
         getattr(later, name) == getattr(first, name) != getattr(before, name)
         for before, later in pairwise(others)
@@ -119,10 +119,10 @@ def _unclear(board: Scoreboard) -> str:
     return "unclear: both a gain and a loss are possible."
 
 
-def screen_markdown(board: Scoreboard, level: str = "###") -> str:
+def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
     """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
-    said = [*_marks(board), *findings(board)]
+    said = [*_marks(board), *findings(board, price_per_hour)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
     return table.to_markdown(level)
@@ -313,8 +313,8 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {_certainty(board, best)}."
-            told = "of the steps that are told from noise" if steps[1:] else "the only step told from noise"
-            gave = f"{'; '.join(steps)}, {told}" if steps else "no step is told from noise yet"
+            alone = ", the only sure gain" if len(steps) == 1 else ""
+            gave = f"{'; '.join(steps)}{alone}" if steps else "no step gained surely more than the noise"
             yield f"Gave most: {gave}."
     if most := limit_tps(board, best):
         more = f"{number(most)} tokens/s, {most / best.mean_tps:.1f}x the fastest"

@@ -192,13 +192,16 @@ class Climb:
                 yield self._try(first, repetition)
             if not best_of(self._tried):  # it does not run here: there is no noise to be known
                 break
+        sessions = [record.session for record in self._tried if record.rung_index == first.index]
+        if len(sessions) == len(set(sessions)) == 2:  # with a break between the two, they tell no noise
+            yield self._try(first, 3)
         for rung in self._own[1:]:
             if not any(record.rung_index == rung.index for record in self._tried):
                 if rung.again and (rung.again in self._carried or not self._has_time()):
                     continue
                 yield from self._best_again(is_stale(self._tried) and self._has_time())
                 yield self._try(rung)
-            if self._tried[-1].rung_index == rung.index and is_close(self._tried) and self._has_time():
+            if is_close(self._tried, rung.index) and self._has_time():
                 yield from self._best_again()
                 yield self._try(rung, 2)
 

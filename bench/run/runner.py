@@ -37,7 +37,7 @@ from bench.run.rounds import Climb, Rounds, TaskSource, TimeLimit
 from bench.run.suited import with_best
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
-from gpt2.hardware.host import SPLITS_WORDS, temp_folder
+from gpt2.hardware.host import SPLITS_WORDS, missing_allocator, temp_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +270,8 @@ HEAP_BYTES = 32 * 2**20
 
 def _page_faults_matter(ladder: Ladder, rungs: Sequence[Rung]) -> bool:
     """Whether to advise against page faults: rungs on a CPU have them at each step, and none avoids them."""
-    if any(rung.toggles.allocator != Toggles().allocator for rung in rungs):
+    others = {rung.toggles.allocator for rung in rungs} - {Toggles().allocator}
+    if any(missing_allocator(name) is None for name in others):
         return False
     sequence = ladder.workload.seq_len * ladder.workload.config.vocab_size * 4  # logits in float32
     return any(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -161,7 +162,7 @@ def prepare(
         f"{index.documents:,} documents: {sum(train):,} tokens in {len(train):,} shard(s) to train on, "
         f"{index.tokens - sum(train):,} for validation"
     )
-    typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
+    typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {shlex.quote(str(folder))}")
 
 
 COMMANDS = {"prepare": prepare, "train": train, "eval": evaluate, "sample": sample}

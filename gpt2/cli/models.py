@@ -70,6 +70,9 @@ def evaluate(
             _reads_text(model, config)
         if val_corpus is not None:
             corpus = validation_shards(val_corpus, config.vocab_size)
+            if isinstance(corpus, Shards) and corpus.is_text and (other := _other_vocabulary(model)):
+                own = "give a folder of its own tokens"
+                fail(f"{model} {other}, and {val_corpus} holds GPT-2's tokens; {own}")
             loss, tokens = corpus_loss(
                 plain, corpus, tokens=val_tokens, progress=_progress("sequences"), **how
             )
@@ -118,9 +121,13 @@ def sample(
         for each in prompt or PROMPTS:
             if not each:
                 typer.echo("gpt2: the prompt is empty; the text begins from <|endoftext|>", err=True)
+            tokens = encoded(each)
+            if (over := len(tokens) - config.n_ctx) > 0:
+                unread = f"the first {over:,} tokens of the prompt"
+                typer.echo(f"gpt2: the model reads {config.n_ctx:,} tokens, not {unread}", err=True)
             found = generate(
                 plain,
-                torch.tensor([encoded(each)]),
+                torch.tensor([tokens]),
                 max_tokens=max_tokens,
                 temperature=temperature,
                 top_k=top_k,

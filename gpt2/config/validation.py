@@ -58,8 +58,10 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         "string_type": "text",
         "list_type": "a list",
         "dict_type": "a mapping of keys to values",
+        "dataclass_type": "a mapping of keys to values",
     }.get(problem, error["msg"])
-    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value, wanted)}"
+    which = f"{noun} {key!r}: " if key else ""
+    return f"{which}{value!r} should be {wanted}{_yaml(value, wanted)}"
 
 
 def _yaml(value: object, wanted: str | None = None) -> str:

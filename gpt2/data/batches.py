@@ -120,6 +120,7 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
         advice = f"gpt2 prepare {source} makes shards of them"
         raise DataError(f"corpus {name!r}: {source} holds documents; {advice}")
     corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
+    corpus.is_text = not is_tokens
     if not is_tokens and (written := end_of_text_written(source)):
         corpus.warnings += (written,)
     corpus.warnings += (*odd_to_train_on(source),)

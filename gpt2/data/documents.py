@@ -6,6 +6,7 @@ batches = Batches(corpus, seq_len=1024, tokens_per_step=524288, seed=1337)      
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from gpt2.data.batches import Corpus
 from gpt2.data.shards import Shards
 from gpt2.files.atomic import atomic_write
-from gpt2.files.cache import WRITABLE, DataError, cache_dir
+from gpt2.files.cache import DataError, cache_dir
 
 SEPARATOR = 50256
 """Token id of <|endoftext|>, which precedes each document."""
@@ -30,9 +31,9 @@ def in_new_order(corpus: Corpus, seed: int) -> Corpus:
 
     Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
-    if not isinstance(corpus, Shards) or len(_bounds(corpus)) <= 2:
+    if not isinstance(corpus, Shards) or len(bounds := _bounds(corpus)) <= 2:
         return corpus
-    return ShuffledDocuments(corpus, seed)
+    return ShuffledDocuments(corpus, seed, bounds)
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class ShuffledDocuments:
 
     tokens: int | None = None
 
-    def __init__(self, corpus: Shards, seed: int) -> None:
+    def __init__(self, corpus: Shards, seed: int, bounds: np.ndarray | None = None) -> None:
+        """Shuffle a corpus; bounds: the start of each document and the end of the last, where known."""
         assert corpus.tokens
         self.name, self.sha256, self.warnings = corpus.name, corpus.sha256, corpus.warnings
         self.seed = seed
         self.epoch_tokens = corpus.tokens
         self._corpus = corpus
-        self._bounds = _bounds(corpus)
+        self._bounds = _bounds(corpus) if bounds is None else bounds
         self.documents = len(self._bounds) - 1
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 
@@ -110,24 +112,27 @@ class ShuffledDocuments:
 def _bounds(corpus: Shards) -> np.ndarray:
     """Return the start of each document and the end of the last: int64, mapped from a cached file."""
     assert corpus.tokens
-    cached = cache_dir() / "documents" / f"{corpus.sha256}.npy"
-    if (bounds := _kept(cached)) is None:
-        found = [np.zeros(1, dtype=np.int64)]
-        for start in range(0, corpus.tokens, SCANNED):
-            part = corpus.read(start, min(SCANNED, corpus.tokens - start))
-            places = start + np.flatnonzero(part == SEPARATOR)
-            found.append(places[places > 0])
-        found.append(np.array([corpus.tokens]))
-        with atomic_write(cached, DataError, WRITABLE) as file:
-            np.save(file, np.concatenate(found))
-        bounds = _kept(cached)
-    assert bounds is not None
-    return bounds
+    cached = None
+    with contextlib.suppress(DataError):  # no home directory: in memory, as where it cannot be written
+        cached = cache_dir() / "documents" / f"{corpus.sha256}.npy"
+    if cached and (kept := _kept(cached)) is not None:
+        return kept
+    found = [np.zeros(1, dtype=np.int64)]
+    for start in range(0, corpus.tokens, SCANNED):
+        part = corpus.read(start, min(SCANNED, corpus.tokens - start))
+        places = start + np.flatnonzero(part == SEPARATOR)
+        found.append(places[places > 0])
+    bounds = np.concatenate([*found, [corpus.tokens]])
+    if cached:
+        with contextlib.suppress(OSError), atomic_write(cached) as file:
+            np.save(file, bounds)
+    mapped = _kept(cached) if cached else None
+    return bounds if mapped is None else mapped
 
 
 def _kept(path: Path) -> np.ndarray | None:
     """Map the cached boundaries; None where there is no file, or it is incomplete."""
     try:
         return np.load(path, mmap_mode="r").view(np.ndarray)  # indexing a plain array is several times faster
-    except (FileNotFoundError, ValueError, EOFError):
+    except (OSError, ValueError, EOFError):
         return None

@@ -89,9 +89,9 @@ def read_index(folder: Path) -> Index | None:
 
 def assert_free_for_nanogpt(target: Path) -> None:
     """Raise DataError where nanoGPT's files are in a folder, which those of a new preparation would be."""
-    for name in NANOGPT_FILES.values():
-        if (target / name).exists():
-            raise _holds_other_tokens(target / name)
+    for path in (target / name for name in NANOGPT_FILES.values()):
+        if path.exists():
+            raise DataError(f"{path} is there already; remove it, or give --nanogpt another folder")
 
 
 def to_nanogpt(folder: Path, target: Path) -> None:

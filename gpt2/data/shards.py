@@ -38,6 +38,8 @@ class Shards:
         self.files: dict[Path, str] = {}
         """sha256 of each file, header included; empty where the tokens are in memory."""
         self.warnings: tuple[str, ...] = ()
+        self.is_text = False
+        """True if these are known to be tokens of GPT-2's vocabulary."""
         self._arrays = arrays
         self._looks: list[tuple[Path, dict[str, Any]]] = []
         self._vocab_size = vocab_size

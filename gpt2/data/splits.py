@@ -106,13 +106,15 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
             lacks = f"{folder / 'index.json'} lists no {split} shard"
             raise DataError(f"{lacks}; prepare anew into another folder")
         corpus = open_shards(name, list(entries), vocab_size)
+        corpus.is_text = True
         for path, sha256 in corpus.files.items():
             if sha256 != entries[path]:
                 raise DataError(f"{path} is not what gpt2 prepare wrote; prepare anew into another folder")
         return corpus
     shards = token_files(folder)
     if not shards:
-        raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
+        advice = "folders within it are not looked into; gpt2 prepare makes shards of texts"
+        raise DataError(f"corpus {name!r}: {folder} holds no .bin shard; {advice}")
     taken, left_out = files_of_split(name, folder, shards, split)
     tests = [path.name for path in shards if split_of(path.relative_to(folder)) == "test"]
     corpus = open_shards(name, taken, vocab_size)

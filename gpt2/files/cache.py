@@ -41,7 +41,7 @@ def cache_dir() -> Path:
     Raises DataError where the user has no home directory.
     """
     if configured := os.environ.get("GPT2_CACHE_DIR"):
-        return Path(configured)
+        return Path(os.path.expanduser(configured))
     if cache := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache) / "gpt2-bench"
     try:
@@ -61,11 +61,17 @@ def readable(what: str, path: Path) -> Iterator[None]:
         raise DataError(f"{what}: cannot read {error.filename or path} ({error.strerror})") from None
 
 
+def data_dir() -> Path | None:
+    """Return the user's folder of corpora, $GPT2_DATA_DIR; None where there is none."""
+    given = os.environ.get("GPT2_DATA_DIR")
+    return Path(os.path.expanduser(given)) if given else None
+
+
 def at_hand(*names: str) -> Path | None:
     """Return the first of these files or folders in $GPT2_DATA_DIR, else in the cache; None without one."""
-    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
+    for folder in (data_dir(), cache_dir() / "corpora"):
         for name in names:
-            if folder and (candidate := Path(folder) / name).exists():
+            if folder and (candidate := folder / name).exists():
                 return candidate
     return None
 

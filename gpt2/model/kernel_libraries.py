@@ -51,7 +51,7 @@ for _name, _kernel in {"liger": _by_liger, "quack": _by_quack}.items():
 
 
 def cut_cross_entropy() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the mean cross-entropy of x @ head.T, whose logits are only ever in a GPU's registers.
+    """Return a function that computes the mean cross-entropy of x @ head.T, its logits in registers alone.
 
     It takes x (N, d), head (V, d) without padding rows, and targets (N,) int64, and returns nats, a float32
     scalar.

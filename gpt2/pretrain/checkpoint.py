@@ -81,7 +81,7 @@ class Saved:
     looking_seconds: float = 0.0
     """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
     other_vocabulary: bool = False
-    """True for imported weights whose tokenizer is not GPT-2's."""
+    """True for weights imported with another tokenizer than GPT-2's, and for what was trained from them."""
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 
@@ -95,13 +95,36 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the complete checkpoints under `root` by step; other names are left alone.
+    """Return the complete checkpoints under `root` by step.
 
-    Raises PermissionError where it may not be read: a glob would find nothing there.
+    Other names are left alone, as are misnamed() ones. Raises PermissionError where it may not be read: a
+    glob would find nothing there.
     """
+    return [each for step, each in _named(root) if _step_within(each) in (step, None)]
+
+
+def misnamed(root: Path) -> list[tuple[Path, int]]:
+    """Return the checkpoints under `root` of another step than their name says, each with its step."""
+    found = [(each, step, _step_within(each)) for step, each in _named(root)]
+    return [(each, within) for each, step, within in found if within not in (step, None)]
+
+
+def _named(root: Path) -> list[tuple[int, Path]]:
+    """Return the folders that are named as checkpoints and hold facts, with the step in the name, by step."""
     entries = root.iterdir() if root.is_dir() else ()
-    steps = {int(found[1]): each for each in entries if (found := STEP.fullmatch(each.name))}
-    return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
+    steps = [(int(found[1]), each) for each in entries if (found := STEP.fullmatch(each.name))]
+    return [(step, each) for step, each in sorted(steps) if (each / FACTS).is_file()]
+
+
+def _step_within(folder: Path) -> int | None:
+    """Return the step that a training's facts tell; None of weights alone, and where the facts are damaged.
+
+    Who takes such a checkpoint for a training's is told by read(), or by what then misses the training.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        return int(facts["step"]) if facts["run"] else None
+    return None
 
 
 def newest(path: Path) -> Path:

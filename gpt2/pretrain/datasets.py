@@ -30,7 +30,7 @@ from gpt2.data.documents import in_new_order
 from gpt2.data.index import read_index
 from gpt2.data.shards import Shards
 from gpt2.data.splits import odd_to_train_on, open_validation, token_files
-from gpt2.files.cache import DataError, cache_dir
+from gpt2.files.cache import DataError, cache_dir, data_dir
 from gpt2.files.listing import listed, printable
 from gpt2.pretrain.config import Run
 
@@ -56,6 +56,8 @@ class Data:
     """None where the run takes no validation loss."""
     facts: dict[str, str]
     """name, and sha256 of the tokens or of a stream's source."""
+    is_text: bool
+    """True if tokens that are trained or validated on are known to be of GPT-2's vocabulary."""
     notes: tuple[str, ...] = ()
     """Messages for the user: the files trained and validated on, and warnings about them."""
 
@@ -71,6 +73,9 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
     saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or
     differs from what the checkpoint was trained on.
     """
+    if saved and bool(saved.get("stream")) is not source.stream:
+        before, way = ("shards", "leave out") if source.stream else ("a stream of documents", "say")
+        raise DataError(f"this run was trained on {before} so far: {way} --stream")
     data = _stream(run, source, (saved or {}).get("stream")) if source.stream else _shards(run, source)
     if saved and saved["sha256"] != data.facts["sha256"]:
         raise DataError(
@@ -106,15 +111,15 @@ def _shards(run: Run, source: Source) -> Data:
             validation = open_validation(name, folder, vocab_size)
         else:
             raise DataError(
-                f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
-                "--val-corpus, or train without: --set evaluation.val_every=0"
+                f"corpus {name!r} has no validation shard; {_how_to_prepare(folder or Path(name))}, name "
+                "another corpus with --val-corpus, or train without: --set evaluation.val_every=0"
             )
     parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
     files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
     notes = [files, *batches.warnings, *odd]
     if index and differs_from_known(index.corpus):
         notes.append(not_the_known(name))
-    if index and run.val_corpus is None:
+    if index and validation and run.val_corpus is None:
         notes += shared_files(index.corpus, index.validation)
     if isinstance(corpus, Shards) and isinstance(validation, Shards):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
@@ -124,8 +129,15 @@ def _shards(run: Run, source: Source) -> Data:
             for path, sha256 in validation.files.items()
             if sha256 in trained
         ]
-    facts = {"name": name, "sha256": corpus.sha256}
-    return Data(batches=batches, validation=validation, facts=facts, notes=tuple(notes))
+    if source.text_column and run.val_corpus is None:
+        notes.append("--text-column has no effect: shards have no columns (it is for --stream)")
+    return Data(
+        batches=batches,
+        validation=validation,
+        facts={"name": name, "sha256": corpus.sha256},
+        is_text=any(isinstance(each, Shards) and each.is_text for each in (corpus, validation)),
+        notes=tuple(notes),
+    )
 
 
 def _taken(what: str, corpus: Corpus | None) -> str:
@@ -147,11 +159,11 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(
-                run, run.val_corpus, documents.source, source.text_column
+                run, run.val_corpus, documents.source, source.text_column, whole=True
             )
         elif has_validation(name):
             own = opened(split="validation")
-            odd = own.warnings
+            odd = [*shared_files(documents.source, own.source), *own.warnings]
             validation = hold_out(own, run.evaluation.val_tokens + 1, or_all=True).corpus
             judged = f"validated on: {own.taken}"
         else:
@@ -171,6 +183,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         batches=streamed,
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
+        is_text=True,
         notes=(
             "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
             *odd_to_train_on(Path(os.path.expanduser(name))),
@@ -179,36 +192,40 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     )
 
 
+def _how_to_prepare(path: Path) -> str:
+    if path.suffix.lower() == ".bin":
+        return "give the folder that holds shards for both"
+    return f"run gpt2 prepare {shlex.quote(str(path))}"
+
+
 def validation_shards(name: str, vocab_size: int) -> Corpus:
     """Open the validation shards of a prepared corpus, given by name or folder. Raises DataError."""
     if name == GENERATED:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
     if folder is None and Path(os.path.expanduser(name)).exists():
-        way = f"gpt2 prepare {shlex.quote(name)} --out FOLDER"
-        raise DataError(f"{name} is no folder of shards; make one by: {way}")
+        raise DataError(f"{name} is no folder of shards; {_how_to_prepare(Path(name))}")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size)
 
 
 def _other_validation(
-    run: Run, name: str, trained: Mapping[str, Any], text_column: str | None
+    run: Run, name: str, trained: Mapping[str, Any], text_column: str | None, *, whole: bool = False
 ) -> tuple[Corpus, str, list[str]]:
     """Open validation data from another corpus: its prepared validation shards, or its first documents.
 
-    trained: Documents.source of what is trained on; empty where that is not known. Returns the corpus, a
-    description of its files, and warnings.
+    trained: Documents.source of what is trained on; empty where that is not known. whole: whether its
+    beginning is trained on, too. Returns the corpus, a description of its files, and warnings.
     """
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, run.workload.config.vocab_size)
         index = read_index(folder)
-        return (
-            corpus,
-            _taken("validated on", corpus),
-            shared_files(trained, index.validation if index else {}),
-        )
+        judged = index.validation if index else {}
+        if index and whole and "files" not in judged:  # cut from the beginning of the same files
+            judged = index.corpus
+        return corpus, _taken("validated on", corpus), shared_files(trained, judged)
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
     odd = [*shared_files(trained, documents.source), *documents.warnings]
@@ -227,8 +244,8 @@ def _prepared(name: str) -> Path | None:
     """Return the folder of shards prepared under a corpus's name (possibly OWNER/NAME); None for a path."""
     if Path(name).is_absolute() or Path(name).parts[:1] == ("~",) or name.startswith("."):
         return None
-    given = os.environ.get("GPT2_DATA_DIR")
-    for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):
+    given = data_dir()
+    for folder in (*([given / name] if given else []), prepared_folder(name)):
         if folder.is_dir() and token_files(folder):
             return folder
     return None

@@ -30,7 +30,7 @@ from gpt2.files.listing import name_problem
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
-from gpt2.pretrain.checkpoint import CheckpointError, folders, newest
+from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest, step_folder
 from gpt2.pretrain.config import Run
 from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
@@ -151,7 +151,7 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 
 
 def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
-    """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
+    """Create and lock the run's folder until the stack is closed. Raises MetricsError or CheckpointError."""
     folder = options.folder
     if problem := name_problem(folder):
         raise MetricsError(problem)
@@ -169,6 +169,10 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
         raise MetricsError(f"{other}; end it, or choose another --out") from None
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
+    for each, step in misnamed(options.checkpoints):
+        right = step_folder(options.checkpoints, step)
+        name = "move it elsewhere" if right.exists() else f"rename it {right.name}, or move it elsewhere"
+        raise CheckpointError(f"{each} is the checkpoint of step {step:,}; {name}")
     metrics = folder / "metrics.jsonl"
     if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
         ways = "--resume goes on with it, --out chooses another folder"

@@ -101,12 +101,25 @@ class Session(Iterator[Event]):
                 )
         elif options.begin_from:
             checkpoint_tensors.begin_from(options.begin_from, self.training)
+            saved = replace(saved, other_vocabulary=read(options.begin_from).other_vocabulary)
+        reads_text = self.data.is_text or run.evaluation.sample_every or run.evaluation.hellaswag_every
+        if saved.other_vocabulary and reads_text:
+            raise CheckpointError(
+                f"{options.begin_from or self.resumed_from} was imported with a vocabulary that is not "
+                "GPT-2's; train and validate it on folders of its own tokens, and set sample_every and "
+                "hellaswag_every of evaluation to 0"
+            )
+        self._other_vocabulary = saved.other_vocabulary
         if run.guard.skips:  # which alone has to wait for the device before AdamW
             if device.lazy:
                 reason = f"{device.kind} runs a step as one program: guard cannot skip one"
                 raise ConfigError(f"{reason}; choose stop or report")
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         self.evaluations = Evaluations(run, self.training, self.data)
+        before, judged_by = saved.data.get("validation"), self.evaluations.judged_by
+        if before and judged_by and before != judged_by:
+            other = "validated on other tokens than before: losses before and after do not compare"
+            self._note(saved.step, other)
         self._elapsed_before = saved.elapsed_seconds
         self.look_first = not saved.looked
         """True if the evaluations due before the first step of this leg are still to be made."""
@@ -162,7 +175,7 @@ class Session(Iterator[Event]):
     def _look(self, step: int) -> Iterator[Event]:
         begun, self._val_loss = time.monotonic(), None
         try:
-            for event in self.evaluations.at(step, lambda: bool(self._asked_to_end)):
+            for event in self.evaluations.at(step, self._cannot_go_on):
                 if event.kind == "val":
                     self._val_loss = event.values["loss"]
                 yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
@@ -218,8 +231,19 @@ class Session(Iterator[Event]):
             looking = self._looking_seconds if any(map(self.evaluations.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
-                self.end(f"the {limit / 3600:.3g} hours of this leg are over")
+                self._end_of_time(limit)
         return bool(self._asked_to_end)
+
+    def _cannot_go_on(self) -> bool:
+        """Return whether an evaluation has to be broken off, while there is time for a checkpoint."""
+        limit = self.options.seconds
+        keeping = 1.5 * self._keeping_seconds if self._taken else 0.0  # there is nothing to keep yet
+        if limit is not None and time.monotonic() - self._begun + keeping > limit:
+            self._end_of_time(limit)
+        return bool(self._asked_to_end)
+
+    def _end_of_time(self, limit: float) -> None:
+        self.end(f"the {limit / 3600:.3g} hours of this leg are over")
 
     def _rescue(self) -> None:
         """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""
@@ -246,6 +270,7 @@ class Session(Iterator[Event]):
             looked=looked,
             val_loss=self._val_loss if looked else None,
             looking_seconds=self._looking_seconds,
+            other_vocabulary=self._other_vocabulary,
         )
         checkpoint_tensors.save(folder, training, saved)
         if distributed.rank() == 0:

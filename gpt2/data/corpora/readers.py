@@ -138,7 +138,8 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
         if first and error.pos >= len(text):  # the value continues on the next line
             what = "an array" if text.lstrip().startswith("[") else "an object"
             raise DataError(f"{where}: the beginning of {what} over several lines; {ONE_EACH}") from None
-        raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
+        what = f"{error.msg.removesuffix(' at')} at column {error.colno}"
+        raise DataError(f"{where}: no JSON ({what})") from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of nested brackets
         raise DataError(f"{where}: no JSON that can be read ({error})") from None
     if not isinstance(record, dict):

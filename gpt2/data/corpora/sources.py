@@ -113,8 +113,16 @@ class Documents:
         """Warnings about this corpus for the user."""
         found = [batches.not_the_known(self.name)] if differs_from_known(self.source) else []
         found += [f"left out: {self.left_out}"] * bool(self.left_out)
-        if self.kind == "text":
-            found += filter(None, (end_of_text_written(Path(file)) for file in self.files))
+        by_content: dict[str, list[str]] = {}
+        for name, sha256 in self.source["files"]:
+            by_content.setdefault(sha256 or name, []).append(name)
+        for same in by_content.values():
+            if same[1:]:
+                twice = "its text counts as often, and may be trained and validated on"
+                found.append(f"{listed(same)}: the same file {len(same)} times; {twice}")
+        if self.kind in ("text", "json"):
+            plain = (file for file in self.files if _is_local(file) and not file.lower().endswith(".gz"))
+            found += filter(None, (end_of_text_written(Path(file)) for file in plain))
         return found
 
     @property

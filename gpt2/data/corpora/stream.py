@@ -67,7 +67,9 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
         raise DataError(f"corpus {documents.name!r} {fewer}")
     ids = np.concatenate(parts)
     sha256 = hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()
-    return HeldOut(Shards(documents.name, [ids], sha256), frozenset(digests))
+    corpus = Shards(documents.name, [ids], sha256)
+    corpus.is_text = True
+    return HeldOut(corpus, frozenset(digests))
 
 
 class _BlockPosition(NamedTuple):
@@ -260,7 +262,10 @@ def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -
         )
     for key, value in identity.items():
         if state.get(key) != value:
-            what = "another source" if key == "source" else f"{key} {state.get(key)}, not {value}"
+            what = {
+                "source": "another source (its name, its column of text, or its revision differs)",
+                "held_out": "other tokens held out for validation (see evaluation and --val-corpus)",
+            }.get(key, f"{key} {state.get(key)}, not {value}")
             raise DataError(
                 f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the "
                 "same corpus and settings"

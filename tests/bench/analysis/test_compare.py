@@ -271,6 +271,12 @@ def test_a_ratio_of_memory_bears_the_interval_that_a_gate_judges_by(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize("text", ["tps<-100%", "memory<-200%"])
+def test_a_condition_that_nothing_can_meet_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="nothing can fall by 100 % or more"):
+        Condition.parse(text)
+
+
 @pytest.mark.parametrize("text", ["tps", "tps<5", "loss<5%", "tps<-5%x", ""])
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write tps or memory"):

@@ -304,6 +304,15 @@ def test_csv_is_printed_although_a_readme_is_updated_too(tmp_path: Path) -> None
     assert "| baseline |" in readme.read_text()
 
 
+@pytest.mark.parametrize("output", [[], ["--markdown"]], ids=["terminal", "Markdown"])
+def test_the_price_that_is_given_is_told_in_each_form_of_the_screen(
+    output: list[str], tmp_path: Path
+) -> None:
+    append(tmp_path / "a.jsonl", record())
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "a.jsonl"), "--price-per-hour", "2.5", *output])
+    assert "at 2.5 per hour" in " ".join(done.output.split())
+
+
 def test_results_in_a_pipe_are_refused_with_what_to_do(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     done = bench("report", tmp_path / "pipe")

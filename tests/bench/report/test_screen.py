@@ -163,7 +163,7 @@ def test_where_only_the_control_is_missing_no_more_rounds_are_asked_for() -> Non
 
 def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
     lost = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", EAGER, 90.0), ("d", FUSED, 149.0))
-    assert "Gave most: b 1.50x, the only step told from noise." in text(lost)
+    assert "Gave most: b 1.50x, the only sure gain." in text(lost)
 
 
 def test_a_ladder_that_takes_a_change_back_says_that_its_rungs_may() -> None:

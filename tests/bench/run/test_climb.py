@@ -19,7 +19,7 @@ from bench.analysis.timing import timing
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
-from bench.report.screen import status_words
+from bench.report.screen import keeps, status_words
 from bench.run.rounds import Climb, TimeLimit
 
 SPEEDS = {"a": 100.0, "b": 150.0, "c": 60.0, "d": 300.0}
@@ -455,6 +455,36 @@ def test_how_much_the_best_differs_from_itself_is_noise_for_later_rungs(write_la
     last = next(r.scout for r in reversed(records) if r.rung == "e" and r.scout)
     assert (last.over, last.carried) == ("b", False)
     assert last.floor == pytest.approx((0.2**2 / 2) ** 0.5)  # a's two tries are alike
+
+
+def test_a_break_between_the_first_rungs_two_tries_takes_a_third_to_know_the_noise(ladder: Ladder) -> None:
+    """The machine is twice as fast after the break; b is as fast as a, whose tries differ by 25 %."""
+    speeds = {1: 50.0, 2: 100.0, 3: 80.0}
+
+    def run(task: Task) -> Record:
+        first = task.kind == "scout" and task.rung.name == "a"
+        others = {"a": 80.0, "b": 95.0, "c": 20.0, "d": 20.0}
+        tps = speeds[task.repetition] if first else others[task.rung.name]
+        return process(ladder, task, tps, session="before" if first and task.repetition == 1 else "after")
+
+    source, records = Climb(ladder, ladder.rungs), list[Record]()
+    task = next(source.tasks(records, lambda _: None))
+    records.append(judged(task, run(task)))
+    source = Climb(ladder, ladder.rungs)
+    source.resume(records)
+    for task in source.tasks(records, lambda _: None):
+        records.append(judged(task, run(task)))
+        source.ended(records[-1])
+    assert tries_of(records)[:4] == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
+    assert measured_rungs(records) == ["a"]
+
+
+def test_a_climb_that_leaves_a_rung_out_in_the_middle_says_that_rungs_keep_the_others(ladder: Ladder) -> None:
+    board = scoreboard(of_speeds(ladder, SPEEDS))
+    assert [row.rung for row in board.rows if row.left_out] == ["c"]
+    assert keeps(board) == (
+        "A rung keeps what those above it switch on, but for what is not carried: not faster here."
+    )
 
 
 def test_an_interrupted_try_is_made_again(ladder: Ladder) -> None:

@@ -606,9 +606,7 @@ def test_a_machine_without_the_last_rung_s_device_is_described_by_the_last_that_
     assert type(_first_here(["cuda"])) is Cpu
 
 
-@pytest.mark.parametrize(
-    ("allocator", "told"), [("system", ["page faults: costly"]), ("jemalloc", []), ("thp", [])]
-)
+@pytest.mark.parametrize(("allocator", "told"), [("system", ["page faults: costly"]), ("thp", [])])
 def test_page_faults_are_told_unless_a_rung_of_the_ladder_avoids_them(
     allocator: str, told: list[str], write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

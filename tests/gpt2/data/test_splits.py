@@ -192,7 +192,7 @@ def test_an_index_that_lists_no_shard_of_a_split_is_named(tmp_path: Path, vocabu
 
 def test_what_of_a_folder_of_texts_is_left_out_is_told(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "test.txt", "c.json", "d.jsonl.zst"):
-        (tmp_path / name).write_text("text")
+        (tmp_path / name).write_text(f"text of {name}")
     documents = open_documents(str(tmp_path))
     assert documents.taken == "a.txt, b.txt"
     assert documents.warnings == ["left out: c.json, d.jsonl.zst (of no known kind) and test.txt (for tests)"]

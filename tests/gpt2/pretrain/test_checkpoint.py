@@ -23,6 +23,7 @@ from gpt2.pretrain.checkpoint import (
     Saved,
     Shape,
     folders,
+    misnamed,
     newest,
     prune,
     read,
@@ -294,6 +295,23 @@ def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path
     prune(tmp_path, keep=1)
     assert [each.name for each in folders(tmp_path)] == ["step-00000030"]
     assert all(copy.is_dir() for copy in copies)
+
+
+def test_a_copy_under_another_step_s_name_hides_no_checkpoint_and_takes_no_place(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step in (10, 20):
+        saved = replace(saved_of(training), step=step, run={"name": "mine"})
+        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
+    shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000099")
+    assert [each.name for each in folders(tmp_path)] == ["step-00000010", "step-00000020"]
+    assert misnamed(tmp_path) == [(tmp_path / "step-00000099", 10)]
+    prune(tmp_path, keep=1)
+    assert [each.name for each in sorted(tmp_path.iterdir())] == ["step-00000020", "step-00000099"]
+
+
+def test_a_checkpoint_whose_facts_are_damaged_is_not_passed_over_in_silence(kept: Path) -> None:
+    (kept / FACTS).write_text('{"format": "gpt2-b')
+    assert folders(kept.parent) == [kept]
 
 
 def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,12 @@ from waiting import until
 
 from gpt2.cli.main import app
 from gpt2.config.validation import ConfigError
+from gpt2.config.workload import PRESETS
 from gpt2.data.batches import Batches
 from gpt2.data.corpora.prepare import prepare
 from gpt2.files.cache import DataError
-from gpt2.pretrain import rank_main
+from gpt2.model.model import build
+from gpt2.pretrain import checkpoint_tensors, rank_main
 from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read
@@ -200,6 +205,115 @@ def test_what_a_resumed_run_has_otherwise_than_before_is_told(tmp_path: Path) ->
     other = tiny_run(workload={"lr": 1e-3}, guard={"spike": "stop"})
     notes = [event.values["text"] for event in events(other, tmp_path, resume=True) if event.kind == "note"]
     assert notes == ["goes on with workload.lr 0.001, before 0.003; guard.spike stop, before report"]
+
+
+@pytest.mark.parametrize(
+    ("rename", "advice"),
+    [(True, "rename it step-00000004, or move it elsewhere"), (False, "move it elsewhere")],
+    ids=["renamed", "copied"],
+)
+def test_a_run_is_not_resumed_beside_a_checkpoint_of_another_step_than_its_name(
+    rename: bool, advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny_run(steps=4)
+    events(run, tmp_path)
+    there = tmp_path / "checkpoints" / "step-00000004"
+    (there.rename if rename else partial(shutil.copytree, there))(there.with_name("step-00000099"))
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path, resume=True)) == 2
+    assert f"step-00000099 is the checkpoint of step 4; {advice}\n" in capsys.readouterr().err
+
+
+def test_a_run_resumed_with_other_validation_tokens_says_that_losses_do_not_compare(tmp_path: Path) -> None:
+    tokens = torch.arange(4000, dtype=torch.int16).remainder(500).numpy()
+    tokens.tofile(tmp_path / "train.bin")
+    tokens[:2000].tofile(tmp_path / "val.bin")
+    run, source = tiny_run(steps=8, workload={"data": "mine"}), Source(path=tmp_path)
+    it = session(replace(run, steps=4), tmp_path / "run", source=source)
+    assert not any("other tokens" in str(event.values.get("text")) for event in it)
+    tokens[1001:3001].tofile(tmp_path / "val.bin")
+    notes = [
+        event.values["text"]
+        for event in events(run, tmp_path / "run", source=source, resume=True)
+        if event.kind == "note"
+    ]
+    assert "validated on other tokens than before: losses before and after do not compare" in notes
+
+
+def imported_with_another_vocabulary(folder: Path) -> Path:
+    config = PRESETS["mini"]
+    weights = {name: each.detach() for name, each in build(config, 0, torch.device("cpu")).named_parameters()}
+    checkpoint_tensors.save_weights(folder, config, weights, other_vocabulary=True)
+    return folder
+
+
+@pytest.mark.parametrize("how", ["streamed", "text", "judged by text", "samples"])
+def test_weights_of_another_vocabulary_take_no_text(
+    how: str, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("To be, or not to be. " * 2000)
+    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
+    for name in ("train.bin", "val.bin"):
+        tokens.tofile(tmp_path / name)
+    weights = imported_with_another_vocabulary(tmp_path / "weights")
+    evaluation = {"val_every": 4 * (how == "judged by text"), "val_tokens": 256}
+    evaluation |= {"sample_every": 4} if how == "samples" else {}
+    run = tiny_run(
+        workload={"model": "mini", "data": "a"},
+        evaluation=evaluation,
+        val_corpus=str(text) if how == "judged by text" else None,
+    )
+    source = Source(path=text if how in ("streamed", "text") else tmp_path, stream=how == "streamed")
+    with pytest.raises(CheckpointError, match="was imported with a vocabulary that is not GPT-2's"):
+        session(run, tmp_path / "run", source=source, begin_from=weights)
+
+
+def test_what_is_trained_from_weights_of_another_vocabulary_is_known_to_be_of_it(tmp_path: Path) -> None:
+    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
+    for name in ("train.bin", "val.bin"):
+        tokens.tofile(tmp_path / name)
+    weights = imported_with_another_vocabulary(tmp_path / "weights")
+    run = tiny_run(steps=1, workload={"model": "mini", "data": "mine"}, evaluation={"val_every": 0})
+    events(run, tmp_path / "run", source=Source(path=tmp_path), begin_from=weights)
+    events(replace(run, steps=2), tmp_path / "run", source=Source(path=tmp_path), resume=True)
+    kept = folders(tmp_path / "run" / "checkpoints")
+    assert [(read(each).step, read(each).other_vocabulary) for each in kept] == [(1, True), (2, True)]
+
+
+def test_an_evaluation_that_the_time_of_a_leg_does_not_hold_is_broken_off(
+    tmp_path: Path, ticking: Ticking
+) -> None:
+    it = session(tiny_run(), tmp_path, seconds=100.0)
+    assert next(it).kind == "leg"
+    ticking.now += 150.0
+    assert list(it) == []
+    assert it.ended_early == "the 0.0278 hours of this leg are over"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "shards"])
+def test_a_run_that_was_streamed_is_not_resumed_from_shards_nor_one_from_shards_streamed(
+    stream: bool, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 2000)
+    list(prepare(str(tmp_path / "a.txt"), tmp_path / "shards", processes=1))
+    sources = [Source(path=tmp_path / "shards"), Source(path=tmp_path / "a.txt", stream=True)]
+    run = tiny_run(steps=1, workload={"model": "mini", "data": "a"})
+    events(run, tmp_path / "run", source=sources[stream])
+    said = "on a stream of documents so far: say" if stream else "on shards so far: leave out"
+    with pytest.raises(DataError, match=f"this run was trained {said} --stream"):
+        session(run, tmp_path / "run", source=sources[not stream], resume=True)
+
+
+def test_shards_are_trained_on_where_no_cache_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
+    tokens[::100] = 50256  # where documents begin
+    for name in ("train.bin", "val.bin"):
+        tokens.tofile(tmp_path / name)
+    monkeypatch.setenv("GPT2_CACHE_DIR", "/proc/nowhere")
+    run = tiny_run(steps=1, workload={"model": "mini", "data": "mine"}, evaluation={"val_every": 0})
+    assert [event.step for event in events(run, tmp_path / "run", source=Source(path=tmp_path))][-1] == 1
 
 
 def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -> None:

@@ -103,6 +103,27 @@ def test_tiny_shakespeare_is_known_as_one_text(shakespeare: Path, monkeypatch: p
     assert "".join(texts(open_documents("tinyshakespeare"))) == shakespeare.read_text(encoding="utf-8")
 
 
+def test_a_copy_of_a_file_in_its_own_corpus_is_told(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "a (1).jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "To be, or not to be."}\n' * (1 + (name == "b.jsonl")))
+    (warning,) = open_documents(str(tmp_path)).warnings
+    assert warning.startswith("a (1).jsonl, a.jsonl: the same file 2 times")
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "parted"),
+    [
+        ("a.txt", "one<|endoftext|>two\n", "give these as lines of JSON"),
+        ("a.jsonl", '{"text": "one<|endoftext|>"}\n', "each line is one"),
+    ],
+)
+def test_end_of_text_as_text_is_told(name: str, line: str, parted: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(line * 3)
+    (warning,) = open_documents(str(tmp_path / name)).warnings
+    assert warning.startswith(f"{name} holds <|endoftext|> 3 times")
+    assert parted in warning
+
+
 def test_a_document_that_is_null_is_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
     assert texts(open_documents(str(tmp_path / "a.jsonl"))) == ["a", ""]

@@ -167,7 +167,7 @@ def test_what_is_held_out_for_validation_never_comes_in_any_epoch(corpus: str) -
     came = np.concatenate([x.reshape(-1) for x in read(batches, range(steps))])
     for at in (0, length):
         assert sorted(documents_of(came[at : at + length])) == sorted(rest)
-    with pytest.raises(DataError, match="is for held_out"):
+    with pytest.raises(DataError, match="is for other tokens held out for validation"):
         stream(corpus, state=batches.state(steps))
 
 
