@@ -223,6 +223,20 @@ def test_rows_are_filtered_by_words(shown: Any) -> None:
     assert all("baseline" in row.lower() for row in rows.all_inner_texts())
 
 
+@pytest.mark.parametrize("by", ["button", "Escape"])
+def test_closing_a_rungs_detail_leads_back_to_its_bar_even_after_the_window_was_resized(
+    by: str, shown: Any
+) -> None:
+    bar = shown.locator("#climbed [role=button]").nth(1)
+    bar.click()
+    shown.set_viewport_size({"width": 800, "height": 700})
+    shown.wait_for_function("document.querySelector('#climbed .on')")
+    shown.click("#rung button") if by == "button" else shown.keyboard.press("Escape")
+    shown.wait_for_selector("#rung", state="hidden")
+    assert bar.evaluate("bar => bar === document.activeElement")
+    assert shown.locator("#climbed .on").count() == 0
+
+
 def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) -> None:
     shown.click("#tab-machines")
     options = shown.locator("#a option").all_inner_texts()
