@@ -168,6 +168,7 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
         to_float8(model, toggles.float8)
     if toggles.compile != "eager":
         options = compile_options(toggles)
+        _cache_own_functions()
         # Hooks gather and free a block's shards before and after it, outside compiled code.
         by_block = toggles.compile_region == "block" or toggles.shards_gradients
         for part in model.h if by_block else [model]:
@@ -181,6 +182,17 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
         return distributed.shard(model, device, toggles.world_size, keep_weights=toggles.sharding == "zero2")
     # With a static graph DDP orders its buckets best, but cannot skip an exchange, as accumulation needs.
     return distributed.replicate(model, device, static_graph=toggles.grad_accum_steps == 1)
+
+
+def _cache_own_functions() -> None:
+    """Let torch's cache keep graphs that hold our autograd functions, too, which torch does not by default.
+
+    It finds its entries by the traced graph, in which the functions' forward and backward passes are.
+    """
+    import torch._functorch.config as config
+
+    with contextlib.suppress(AttributeError):  # other versions of torch may not have it
+        config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.optim.Optimizer:

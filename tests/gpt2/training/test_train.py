@@ -1,6 +1,11 @@
 import itertools
+import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -186,3 +191,33 @@ def test_attention_that_looks_ahead_is_beyond_the_tolerance_of_the_first_gradien
 def test_half_the_learning_rate_is_beyond_the_tolerance_of_bfloat16_losses(baseline: list[float]) -> None:
     slow = losses(replace(FOUR, autocast="bfloat16"), replace(WORKLOAD, lr=WORKLOAD.lr / 2))
     assert loss_difference(slow, baseline) > LOSS_TOLERANCE["bfloat16"].losses
+
+
+@pytest.mark.slow
+def test_compiled_code_with_our_own_functions_is_found_in_the_cache_by_a_later_process(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import json, sys, torch\n"
+        "from gpt2.config.toggles import Toggles\n"
+        "from gpt2.config.workload import Workload\n"
+        "from gpt2.data.batches import Batches, open_corpus\n"
+        "from gpt2.device import find\n"
+        "from gpt2.training.train import micro_batches, train\n"
+        "toggles = Toggles(device='cpu', compile='default', cross_entropy='closed_form')\n"
+        "workload, device = Workload(model='tiny', data='synthetic', seq_len=32), find(toggles)\n"
+        "corpus = open_corpus('synthetic', vocab_size=workload.config.vocab_size)\n"
+        "batches = Batches(corpus, seq_len=32, tokens_per_step=32, seed=1)\n"
+        "training = train(workload, toggles, device, device.feed(micro_batches(batches, toggles)))\n"
+        "loss = float(next(training).loss)\n"
+        "counters = sys.modules['torch._dynamo.utils'].counters['aot_autograd']\n"
+        "print(json.dumps([loss, counters['autograd_cache_hit'], counters['autograd_cache_bypass']]))\n"
+    )
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    first, later = (
+        json.loads(subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout)
+        for _ in range(2)
+    )
+    assert first[1:] == [0, 0]
+    assert later == [first[0], 1, 0]
