@@ -39,6 +39,22 @@ def climb(ladder: Ladder, run: Callable[[Task], Record], *, rungs: tuple[str, ..
     return records
 
 
+def go_on(
+    ladder: Ladder,
+    records: list[Record],
+    run: Callable[[Task], Record],
+    until: Callable[[Task], bool] = lambda task: False,
+) -> None:
+    """Add what a run makes that is resumed after these records, to its end or the task that `until` names."""
+    source = Climb(ladder, ladder.rungs)
+    source.resume(records)
+    for task in source.tasks(records, lambda _: None):
+        if until(task):
+            break
+        records.append(judged(task, run(task)))
+        source.ended(records[-1])
+
+
 def of_speeds(ladder: Ladder, speeds: dict[str, float], **changes: Any) -> list[Record]:
     return climb(ladder, lambda task: process(ladder, task, speeds[task.rung.name], **changes))
 
@@ -350,11 +366,8 @@ def test_choosing_does_not_flatter_what_was_chosen(ladder: Ladder) -> None:
 @pytest.mark.parametrize("held", range(16))
 def test_a_run_that_ended_anywhere_goes_on_with_what_is_missing(ladder: Ladder, held: int) -> None:
     whole = of_speeds(ladder, SPEEDS)
-    source, records = Climb(ladder, ladder.rungs), whole[:held]
-    source.resume(records)
-    for task in source.tasks(records, lambda _: None):
-        records.append(judged(task, process(ladder, task, SPEEDS[task.rung.name])))
-        source.ended(records[-1])
+    records = whole[:held]
+    go_on(ladder, records, lambda task: process(ladder, task, SPEEDS[task.rung.name]))
     assert {r.key for r in whole} <= {r.key for r in records}
     assert len({r.key for r in records}) == len(records)
 
@@ -372,11 +385,8 @@ def test_a_run_with_second_tries_goes_on_with_what_is_missing(write_ladder, held
     whole = climb(ladder, run)
     tries = tries_of(whole)
     assert {("b", 2), ("a", 3)} <= set(tries)
-    source, records = Climb(ladder, ladder.rungs), whole[:held]
-    source.resume(records)
-    for task in source.tasks(records, lambda _: None):
-        records.append(judged(task, run(task)))
-        source.ended(records[-1])
+    records = whole[:held]
+    go_on(ladder, records, run)
     # What is tried twice may differ, because the best is first tried again: the machine may have changed.
     assert {name for name, _ in tries_of(records)} == {"a", "b", "c", "d", "e"}
     assert len(set(tries_of(records))) == len(tries_of(records))
@@ -390,17 +400,9 @@ def test_a_resumed_run_compares_with_the_best_as_it_is_now(ladder: Ladder) -> No
     def run(task: Task, session: str, faster: float) -> Record:
         return process(ladder, task, speeds[task.rung.name] * faster, session=session)
 
-    source, records = Climb(ladder, ladder.rungs), list[Record]()
-    for task in source.tasks(records, lambda _: None):
-        if task.rung.name == "c":  # a, a again, and b are tried
-            break
-        records.append(judged(task, run(task, "before", 1.0)))
-        source.ended(records[-1])
-    source = Climb(ladder, ladder.rungs)
-    source.resume(records)
-    for task in source.tasks(records, lambda _: None):
-        records.append(judged(task, run(task, "after", 1.5)))
-        source.ended(records[-1])
+    records = list[Record]()
+    go_on(ladder, records, lambda task: run(task, "before", 1.0), lambda task: task.rung.name == "c")
+    go_on(ladder, records, lambda task: run(task, "after", 1.5))
     assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1)]
     assert measured_rungs(records) == ["a", "b"]
 
@@ -414,17 +416,12 @@ def test_tries_of_before_a_break_are_not_averaged_with_those_after_it(write_ladd
         speeds = {"a": 100.0, "b": 99.0, "c": 50.0, "d": 50.0, "e": 50.0}
         return process(ladder, task, speeds[task.rung.name] * slow * faster, session=session)
 
-    source, records = Climb(ladder, ladder.rungs), list[Record]()
-    for task in source.tasks(records, lambda _: None):
-        if (task.rung.name, task.repetition) == ("b", 2):
-            break
-        records.append(judged(task, run(task, "before", 1.0)))
-        source.ended(records[-1])
-    source = Climb(ladder, ladder.rungs)
-    source.resume(records)
-    for task in source.tasks(records, lambda _: None):
-        records.append(judged(task, run(task, "after", 0.5)))
-        source.ended(records[-1])
+    def is_second_of_b(task: Task) -> bool:
+        return (task.rung.name, task.repetition) == ("b", 2)
+
+    records = list[Record]()
+    go_on(ladder, records, lambda task: run(task, "before", 1.0), is_second_of_b)
+    go_on(ladder, records, lambda task: run(task, "after", 0.5))
     again = next(r.scout for r in records if (r.rung, r.repetition, r.kind) == ("b", 2, "scout"))
     assert ("a", 3) in tries_of(records)
     assert again is not None
@@ -467,14 +464,9 @@ def test_a_break_between_the_first_rungs_two_tries_takes_a_third_to_know_the_noi
         tps = speeds[task.repetition] if first else others[task.rung.name]
         return process(ladder, task, tps, session="before" if first and task.repetition == 1 else "after")
 
-    source, records = Climb(ladder, ladder.rungs), list[Record]()
-    task = next(source.tasks(records, lambda _: None))
-    records.append(judged(task, run(task)))
-    source = Climb(ladder, ladder.rungs)
-    source.resume(records)
-    for task in source.tasks(records, lambda _: None):
-        records.append(judged(task, run(task)))
-        source.ended(records[-1])
+    records = list[Record]()
+    go_on(ladder, records, run, lambda task: task.repetition == 2)
+    go_on(ladder, records, run)
     assert tries_of(records)[:4] == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
     assert measured_rungs(records) == ["a"]
 
