@@ -179,9 +179,18 @@ def main() -> None:
             app(prog_name="gpt2")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now
+    if _threads_left():
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
     raise SystemExit(code)
+
+
+def _threads_left() -> bool:
+    """Return whether libraries left threads that can abort this process while the interpreter exits.
+
+    pyarrow's may only just have started; those of a process group are joined nowhere once a rank has failed.
+    """
+    ranks = sys.modules.get("torch.distributed")
+    return "pyarrow" in sys.modules or bool(ranks and ranks.is_available() and ranks.is_initialized())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from statistics import median
 
@@ -410,3 +412,19 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: s
     _, err = done(*arguments, code=2)
     assert len(err.strip().splitlines()) == 1, err
     assert said in err
+
+
+def test_a_rank_that_failed_ends_without_waiting_for_its_groups_threads(tmp_path: Path) -> None:
+    """They are joined nowhere after an error, and one that still runs can abort the interpreter's exit."""
+    program = (
+        "import atexit, sys, torch\n"
+        "from gpt2.cli import main as command\n"
+        f"store = torch.distributed.FileStore({str(tmp_path / 'store')!r}, 1)\n"
+        "torch.distributed.init_process_group('gloo', store=store, rank=0, world_size=1)\n"
+        "atexit.register(print, 'the interpreter took itself down')\n"
+        "def fails(**_):\n    print('said before'); raise SystemExit(2)\n"
+        "command.app = fails\n"
+        "command.main()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "said before\n"), ended.stderr
