@@ -73,7 +73,8 @@ def use_streams() -> None:
 def surroundings(program: str) -> Iterator[None]:
     """Within the block, say in one line what of the surroundings does not work, and exit.
 
-    Code 2: no working directory, no folder for temporary files, no permission, a package that does not load.
+    Code 2: no working directory, no folder for temporary files, no permission, a package that does not load,
+    a name that the locale's encoding lacks.
     Code 6: stdout takes no more. Other errors pass.
     """
     try:
@@ -86,6 +87,11 @@ def surroundings(program: str) -> Iterator[None]:
         _leave(program, denied(error))
     except ImportError as error:
         _leave(program, f"a package of this Python does not load: {error}")
+    except UnicodeEncodeError as error:
+        if error.encoding.lower() == "utf-8":  # then it is not the locale's fault
+            raise
+        lacks = f"{error.object!r} is no name for a file in this locale, whose encoding is {error.encoding}"
+        _leave(program, f"{lacks}; set PYTHONUTF8=1")
     except OSError as error:  # commands handle the errors of their own files
         if error.errno in NO_ROOM:
             with contextlib.suppress(OSError):  # nobody reads stderr either

@@ -6,7 +6,9 @@ for path in files_below(Path("corpus")): ...
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +47,14 @@ def name_problem(path: Path) -> str | None:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        return f"the name of {printable(str(path))} is no UTF-8; rename it, or choose another"
-    return None
+        pass
+    else:
+        return None
+    with contextlib.suppress(UnicodeError):
+        name = os.fsencode(path).decode()
+        read_as = f"{name} was read as {sys.getfilesystemencoding()}, the encoding of this locale"
+        return f"{read_as}; set PYTHONUTF8=1"
+    return f"the name of {printable(str(path))} is no UTF-8; rename it, or choose another"
 
 
 def listed(names: Sequence[str]) -> str:

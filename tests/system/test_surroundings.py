@@ -353,6 +353,29 @@ def test_without_a_folder_for_temporary_files_a_command_says_what_to_set(
     assert told == "gpt2: no folder for temporary files can be written; set TMPDIR to one\n"
 
 
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["prepare", "tü.txt", "--out", "here"], "in this locale, whose encoding is ascii"),
+        (["train", "tiny", "--out", "rü"], " was read as ascii, the encoding of this locale"),
+    ],
+)
+def test_in_a_locale_that_lacks_a_names_letters_one_line_says_what_to_set(
+    words: list[str], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tü.txt").write_text("a text. " * 4000)
+    environ = {**os.environ, **ASCII, "GPT2_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([BIN / "gpt2", *words], cwd=tmp_path, env=environ, capture_output=True, check=False)
+    last = done.stderr.decode(errors="replace").splitlines()[-1]
+    assert done.returncode == 2, last
+    assert last.startswith("gpt2: ")
+    assert last.endswith("; set PYTHONUTF8=1")
+    assert told in last
+
+
 def test_a_file_that_is_missing_is_not_taken_for_a_missing_folder_for_temporary_files() -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"), terminal.surroundings("gpt2"):
         Path("/nowhere").read_bytes()
