@@ -51,19 +51,21 @@ class Brief:
         lines.append(Text())
         if full and self.whole:
             return [*lines, *(part for table in self.whole for part in table.to_terminal(terminal))]
+        about: list[str] = []
         if full:
             lines += self.table.to_terminal(terminal)
         else:
-            lines += [*self.table.differing().to_lines(width), Text()]
+            shown, about = self.table.differing().to_lines(width)
+            lines += [*shown, Text()]
         every = full or every_warning
-        lines += [part for line in self.findings for part in wrapped(line, width)]
+        lines += [part for line in (*about, *self.findings) for part in wrapped(line, width)]
         said = [(f"! {warning}", "yellow") for warning in self.warnings]
         said += [(note, "dim") for note in self.notes]
-        shown = said if every else said[:MOST_NOTES]
-        for note, style in shown:
+        printed = said if every else said[:MOST_NOTES]
+        for note, style in printed:
             parts = wrapped(note, width, style, "  ")
             lines += parts if every else self._clipped(parts, width)
-        if hidden := len(said) - len(shown):
+        if hidden := len(said) - len(printed):
             more = plural(hidden, "more note" if self.notes else "more warning")
             lines.append(Text(f"  {more}: {self.rest}", style=said[-1][1]))
         if self.hints:

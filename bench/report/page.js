@@ -326,7 +326,8 @@ function machines() {
   for (const group of data.machines) {
     const chartPlace = document.createElement("div");
     place.append(element("h2", group.title), chartPlace);
-    chart(chartPlace, group.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.published ? "open" : "bar"})),
+    chart(chartPlace, group.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, ...(row.run === undefined
+      ? {kind: "open"} : {says: `${row.name}: ${row.said}; shows its climb`, pick: () => { take(row.run); toTab("climb"); }})})),
       {unit: "tokens per second", wide: true, label: `Tokens per second of ${group.title} by machine`});
   }
 }
@@ -339,7 +340,7 @@ function elsewhere(place, what, has) {
   for (const [other, number] of others) {
     const button = element("button", other.title);
     button.type = "button";
-    button.addEventListener("click", () => { at("run").value = number; choose(number); });
+    button.addEventListener("click", () => take(number));
     place.append(button, " ");
   }
 }
@@ -406,6 +407,11 @@ function choose(number) {
   show(shownTab());
 }
 
+function take(number) {
+  at("run").value = number;
+  choose(number);
+}
+
 function toTab(name) {
   show(name);
   history.replaceState(null, "", `#${name}`);
@@ -426,6 +432,7 @@ at("run")?.addEventListener("change", (event) => choose(Number(event.target.valu
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
 at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
 for (const id of ["a", "b"]) at(id).addEventListener("change", compare);
+window.addEventListener("beforeprint", () => { for (const table of document.querySelectorAll("details.table")) table.open = true; });
 for (const event of ["resize", "beforeprint"]) window.addEventListener(event, () => show(shownTab()));
 compare();
 show(location.hash.slice(1) in TABS ? location.hash.slice(1) : run ? "climb" : "published");

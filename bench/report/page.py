@@ -15,7 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
-from bench.analysis.cross_run import by_speed, fastest_rung
+from bench.analysis.cross_run import RungView, by_speed, fastest_rung
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, measurements, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
@@ -272,16 +272,22 @@ def _attributed(rung: Attribution) -> dict[str, Any]:
 
 def _machines(report: Report) -> Iterator[dict[str, Any]]:
     """For each model and length of sequences the fastest rung of each machine, and published figures."""
+
+    def place_of(rung: RungView) -> int:
+        return next(n for n, board in enumerate(report.boards) if board.records is rung.board.records)
+
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
     for (model, length), rungs in group_by(fastest, lambda rung: rung.task).items():
         once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
         titles = told_apart([(hardware_title(rung), rung.environment.machine) for rung in once.values()])
         measured = [
             {
-                "name": plain(f"{title}: {rung.row.rung}"),
+                "name": plain(title),
                 "tps": _bounds(rung.row.tps),
-                "said": f"{rung.tps_cell} ({rung.incomplete})" if rung.incomplete else rung.tps_cell,
-                "published": False,
+                "said": plain(
+                    f"{rung.tps_cell}, {rung.row.rung}" + f" ({rung.incomplete})" * bool(rung.incomplete)
+                ),
+                "run": place_of(rung),
             }
             for title, rung in zip(titles, once.values(), strict=True)
         ]
@@ -300,7 +306,6 @@ def _figure(figure: Published) -> dict[str, Any]:
         "name": plain(f"{figure.devices} x {figure.hardware} ({figure.source})"),
         "tps": [figure.tps, None, None],
         "said": f"{number(figure.tps)}, published",
-        "published": True,
     }
 
 

@@ -243,7 +243,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         *([bar_of] if bars else []),
         Column[Row]("over rung before", lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip()),
         Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=5),
-        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4),
+        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4, about=_share_of(board)),
         Column[Row]("memory", lambda row: _memory(row, board), drop=3),
         Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
     ]
@@ -272,6 +272,18 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
     if any(row.ceiling_share is not None for row in board.rows):
         return CEILING, lambda row: row.ceiling_share
     return DERIVED_MFU, lambda row: row.mfu
+
+
+def _share_of(board: Scoreboard) -> str:
+    """What share_of_limit() is a share of; empty where its title says so."""
+    name, _ = share_of_limit(board)
+    if name == MFU:
+        return "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
+    if name == DERIVED_MFU:
+        return ""
+    best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
+    fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
+    return f"{CEILING}: of {fastest}; attention counts with its masked half."
 
 
 def status_words(row: Row) -> str | None:
@@ -401,16 +413,8 @@ def _mark(row: Row, board: Scoreboard) -> str:
 
 
 def _marks(board: Scoreboard) -> Iterator[str]:
-    """What a share is of, and what the marks behind rows mean."""
+    """What the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
-    name, share = share_of_limit(board)
-    if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
-        if name == CEILING:
-            best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
-            fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
-            yield f"{CEILING}: of {fastest}; attention counts with its masked half."
-        elif name == MFU:
-            yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
         others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in _mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"

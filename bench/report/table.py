@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -52,6 +52,8 @@ class Column(Generic[Kind]):
     """Whether the column holds words, aligned to the left; numbers are aligned to the right."""
     drop: int | None = None
     """Order in which a narrow terminal drops the column, 1 first; None: it always stays."""
+    about: str = ""
+    """What its figures are; stands beneath a table that shows the column."""
 
     def cell(self, row: Kind) -> str:
         return self._written(self.text(row) if self.text else self.value(row))
@@ -139,16 +141,22 @@ class Table:
         for row, mark in zip(self.cells, self._marks, strict=True):
             *cells, last = (row[place] for place in self.shown)
             lines.append(f"| {' | '.join(map(markdown, [*cells, f'{last} {mark}'.strip()]))} |")
-        return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in self.notes)]).rstrip() + "\n"
+        notes = [*self._about(self.shown), *self.notes]
+        return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in notes)]).rstrip() + "\n"
 
     @property
     def _marks(self) -> list[str]:
         return [*map(self.mark, self.rows), *[""] * len(self.beneath)]
 
-    def to_lines(self, width: int) -> list[Text]:
-        """Head and rows alone, no cell wrapped: columns that do not fit are left out, and then names cut.
+    def _about(self, places: Iterable[int]) -> list[str]:
+        """What is to be said about the columns at these indices."""
+        return [about for place in places if (about := self.titled[place].about)]
 
-        A number stands to the right, and what follows it, as in 456 ±3 %, is aligned for itself.
+    def to_lines(self, width: int) -> tuple[list[Text], list[str]]:
+        """Head and rows, no cell wrapped, and what is to be said about the columns that are shown.
+
+        Columns that do not fit are left out, and then names cut. A number stands to the right, and what
+        follows it, as in 456 ±3 %, is aligned for itself.
         """
         spanned = [*(self.instead(row) is not None for row in self.rows), *[False] * len(self.beneath)]
         columns = {p: [self.titled[p].title, *self._aligned(p, spanned)] for p in self.shown}
@@ -165,7 +173,7 @@ class Table:
                 cells = [cells[0], cut(words, width - 2 * BETWEEN - cell_len(cells[0]))]
             style = "yellow" if over else "" if line else "dim"
             lines.append(Text("  ".join(["", *cells, mark]).rstrip(), style=style))
-        return lines
+        return lines, self._about(widths)
 
     def _aligned(self, place: int, spanned: Sequence[bool]) -> list[str]:
         """Cells of a column; empty in rows that words span, but for the first column."""
@@ -192,7 +200,7 @@ class Table:
             table.add_column(plain(column.title), justify=justify, overflow="fold", width=columns)
         for row in self.cells:
             table.add_row(*(Text(row[place]) for place in widths))
-        notes = list(self.notes)
+        notes = [*self._about(widths), *self.notes]
         if left:
             notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal or --markdown shows all.")
         return [

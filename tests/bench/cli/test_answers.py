@@ -136,12 +136,12 @@ def table(**columns: list[str]) -> Table:
 
 def test_columns_that_do_not_fit_are_dropped_in_their_order_and_then_names_are_cut() -> None:
     wide = table(name=["a" * 40, "b"], first=["1" * 20, "2"], last=["3" * 20, "4"])
-    assert wide.to_lines(60)[0].plain.split() == ["name", "last"]
-    assert wide.to_lines(30)[1].plain == f"  {'a' * 27}…"
+    assert wide.to_lines(60)[0][0].plain.split() == ["name", "last"]
+    assert wide.to_lines(30)[0][1].plain == f"  {'a' * 27}…"
 
 
 def test_a_number_and_what_follows_it_are_aligned_each_for_itself() -> None:
-    lines = table(name=["a", "b"], speed=["9 ±1 %", "100 ±20 %"]).to_lines(80)
+    lines, _ = table(name=["a", "b"], speed=["9 ±1 %", "100 ±20 %"]).to_lines(80)
     assert [line.plain for line in lines[1:]] == ["  a       9 ±1 %", "  b     100 ±20 %"]
 
 

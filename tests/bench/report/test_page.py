@@ -155,12 +155,29 @@ def test_each_tab_draws_its_charts_when_it_is_first_shown(shown: Any) -> None:
 
 def test_published_bars_are_labelled_and_drawn_otherwise_than_measured_ones(shown: Any) -> None:
     shown.click("#tab-machines")
-    bars = shown.locator("#compared-machines g[role=img]")
+    bars = shown.locator("#compared-machines g[aria-label]")
     for at in range(bars.count()):
         published = "published" in bars.nth(at).get_attribute("aria-label")
         assert bars.nth(at).locator("rect.open").count() == published
     assert shown.locator("#compared-machines rect.open").count() > 0
     assert shown.locator("#compared-machines rect.bar").count() == 2
+
+
+def test_the_bar_of_a_machine_leads_to_its_climb(shown: Any) -> None:
+    shown.click("#tab-machines")
+    shown.locator("#compared-machines [role=button]", has_text="NVIDIA H100").click()
+    assert shown.locator("[role=tab][aria-selected=true]").inner_text() == "Climb"
+    assert shown.inner_text("#answer b >> nth=0") == "21,419 tokens/s"
+    assert shown.locator("#run option:checked").inner_text() == "h100 · 1 x NVIDIA H100 80GB HBM3"
+
+
+def test_tables_over_all_runs_are_folded_until_they_are_opened_or_printed(shown: Any) -> None:
+    shown.click("#tab-machines")
+    tables = shown.locator("#machines table.sortable")
+    assert tables.count() > 0
+    assert shown.locator("#machines table.sortable:visible").count() == 0
+    shown.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert shown.locator("#machines table.sortable:visible").count() == tables.count()
 
 
 def test_a_run_without_other_trainers_says_so(shown: Any) -> None:
@@ -185,6 +202,7 @@ def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
 
 def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
     shown.click("#tab-machines")
+    shown.click("#machines summary:has-text('Hardware')")
     table = shown.locator('[aria-label^="Hardware"] table.sortable').first
     button = table.locator("thead th", has_text="TPS").first.locator("button")
     for _ in ("ascending", "descending"):
@@ -208,6 +226,7 @@ def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
 
 def test_the_keyboard_sorts_too(shown: Any) -> None:
     shown.click("#tab-machines")
+    shown.locator("#machines summary").first.click()
     header = shown.locator("#machines table.sortable thead th").first
     header.locator("button").focus()
     shown.keyboard.press("Enter")
