@@ -276,7 +276,7 @@ function climb() {
   at("rung").hidden = true;
   at("climbed").chosen = null;
   chart(at("climbed"), run.rows.map((row) => ({
-    name: row.name,
+    name: row.label,
     bar: row.tps?.[0],
     points: row.tps ? [row.tps] : [],
     text: row.words || row.said,

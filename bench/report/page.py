@@ -53,6 +53,7 @@ from bench.report.screen import (
     model_title_of,
     share_of_limit,
     status_words,
+    swept_toggles,
     title,
     told_apart,
     warnings_by_weight,
@@ -134,7 +135,7 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "hardware": plain(hardware),
         "about": plain(title(board)),
         "swept": board.swept,
-        "keeps": keeps(board),
+        "keeps": keeps(board) or f"Values of {', '.join(swept_toggles(board))}.",
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
         "findings": [plain(line) for line in findings(board, price_per_hour)],
@@ -186,8 +187,10 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
         f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,
         "instead of figures" if row.tps is None else "not counted": not_counted,
     }
+    values = ", ".join(str(getattr(row.toggles, toggle)) for toggle in swept_toggles(board))
     return {
         "name": plain(row.rung),
+        "label": values or plain(row.rung),
         "other_trainer": row.external is not None,
         "sound": words is None and not row.caveats,
         "words": plain(f"{number(row.tps.value)}, {not_counted}" if row.tps and not_counted else words or ""),

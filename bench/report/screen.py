@@ -237,11 +237,16 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
     )
+    names = list(map(_value_of, swept_toggles(board)))
     columns = [
-        Column[Row]("rung", lambda row: row.rung, words=True),
+        *(names or [Column[Row]("rung", lambda row: row.rung, words=True)]),
         Column[Row]("tokens/s", lambda row: speed(row.tps)),
         *([bar_of] if bars else []),
-        Column[Row]("over rung before", lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip()),
+        Column[Row](
+            "over before" if board.swept else "over rung before",
+            lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip(),
+            about="over before: over the next smaller batch, else over the first row." if board.swept else "",
+        ),
         Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=5),
         Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4, about=_share_of(board)),
         Column[Row]("memory", lambda row: _memory(row, board), drop=3),
@@ -251,9 +256,20 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         title=f"{board.ladder} on {board.environment.machine}",
         columns=columns,
         rows=rows,
+        names=len(names) or 1,
         instead=_in_place,
         mark=lambda row: _mark(row, board),
     )
+
+
+def swept_toggles(board: Scoreboard) -> list[str]:
+    """Names of the toggles in which the rows of a sweep differ; none for a ladder."""
+    return varying(*(row.toggles for row in board.rows)) if board.swept else []
+
+
+def _value_of(toggle: str) -> Column[Row]:
+    """A column that tells the rows of a sweep apart."""
+    return Column(toggle, lambda row: getattr(row.toggles, toggle), words=True)
 
 
 def _in_place(row: Row) -> str | None:
@@ -359,7 +375,8 @@ def _speed(row: Row) -> str:
 def _fastest(board: Scoreboard, best: Row) -> str:
     speed_and_mark = f"{_speed(best)} {_mark(best, board)}".rstrip()
     over = board.over_first(best)
-    times_first = f", {times(over.value)} {plain(board.rows[0].rung)}" if over else ""
+    first = "the first" if board.swept else plain(board.rows[0].rung)
+    times_first = f", {times(over.value)} {first}" if over else ""
     return f"Fastest: {speed_and_mark}{times_first}"
 
 
@@ -371,8 +388,8 @@ def _certainty(board: Scoreboard, best: Row) -> str:
         return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
-        over = plain(board.rows[0].rung)
-        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x {over} at 95 %")
+        over = "" if board.swept else f" {plain(board.rows[0].rung)}"
+        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} at 95 %")
     if ties := board.ties:
         words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"

@@ -82,8 +82,10 @@ class Table:
     first: Sequence[str] = ()
     """Lines before the table."""
     notes: Sequence[str] = ()
+    names: int = 1
+    """How many of the first columns, which always stay, tell what a row is."""
     instead: Callable[[Any], str | None] = lambda row: None
-    """Words that stand in place of all of a row's cells but the first, where its figures may not be used."""
+    """Words that stand in place of all of a row's cells but its names, where its figures may not be used."""
     mark: Callable[[Any], str] = lambda row: ""
     """Stands behind a row, such as †, which a note explains."""
 
@@ -107,7 +109,8 @@ class Table:
         words = self.instead(row)
         if words is None:
             return [column.cell(row) for column in self.titled]
-        return [self.titled[0].cell(row), plain(words), *[""] * (len(self.titled) - 2)]
+        names = [column.cell(row) for column in self.titled[: self.names]]
+        return [*names, plain(words), *[""] * (len(self.titled) - self.names - 1)]
 
     @cached_property
     def shown(self) -> list[int]:
@@ -169,15 +172,19 @@ class Table:
             ]
             over = line > 0 and spanned[line - 1]
             if over:
-                words = self.cells[line - 1][1]
-                cells = [cells[0], cut(words, width - 2 * BETWEEN - cell_len(cells[0]))]
+                names, words = cells[: self.names], self.cells[line - 1][self.names]
+                taken = sum(map(cell_len, [*names, mark])) + BETWEEN * (self.names + 1 + bool(mark))
+                cells = [*names, cut(words, width - taken)]
             style = "yellow" if over else "" if line else "dim"
             lines.append(Text("  ".join(["", *cells, mark]).rstrip(), style=style))
         return lines, self._about(widths)
 
     def _aligned(self, place: int, spanned: Sequence[bool]) -> list[str]:
-        """Cells of a column; empty in rows that words span, but for the first column."""
-        column = ["" if over and place else row[place] for row, over in zip(self.cells, spanned, strict=True)]
+        """Cells of a column; empty in rows that words span, but for the row's names."""
+        column = [
+            "" if over and place >= self.names else row[place]
+            for row, over in zip(self.cells, spanned, strict=True)
+        ]
         if self.titled[place].words:
             return column
         parts = [cell.partition(" ") for cell in column]

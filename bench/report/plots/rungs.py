@@ -55,6 +55,8 @@ def finding(board: Scoreboard) -> str:
     if (over := board.over_first(best)) is None:
         return f"{number(best.mean_tps)} tokens/s on {where}"
     whole = f"{over.value:.1f}x on {where}"
+    if board.swept:
+        return f"{whole}: fastest with {style.shortened(best.rung, 60)}"
     if gained := most_gained(board):
         return f"{whole}: {style.shortened(gained[0].rung, 40)} gave most"
     return f"{whole}, from {style.shortened(first.rung, 22)} to {style.shortened(best.rung, 22)}"

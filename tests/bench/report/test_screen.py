@@ -14,7 +14,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
 from bench.report.brief import MOST_NOTES
-from bench.report.screen import cpu_title, model_title, screen, screen_markdown
+from bench.report.screen import cpu_title, model_title, screen, screen_markdown, swept_toggles
 from bench.report.single_run import columns
 from gpt2.config.toggles import Toggles
 from ladders import ladder
@@ -28,6 +28,8 @@ RUNS = {
     "peers": "amd-epyc-x2/peers-cpu-20261125T022550Z",
     "ddp": "intel-xeon-x2/ddp-cpu-20261121T211353Z",
     "sweep": "intel-xeon-x2/cpu-vocabulary-of-50304-over-micro_batch_size-20261122T010805Z",
+    "sweep-of-three": "intel-xeon-x2/cpu-SDPA-over-autocast-and-matmul_precision-and-micro_batch_size-"
+    "20261122T013112Z",
 }
 
 
@@ -73,9 +75,9 @@ def test_its_figures_are_those_of_the_full_table(name: str) -> None:
     for row in board.rows:
         if row.status not in ("ok", "external") or not row.tps:
             continue
-        (line,) = [
-            line for line in shown.splitlines() if line.replace("\\", "").startswith(f"| {row.rung} |")
-        ]
+        values = [str(getattr(row.toggles, toggle)) for toggle in swept_toggles(board)]
+        name = f"| {' | '.join(values or [row.rung])} |"
+        (line,) = [line for line in shown.splitlines() if line.replace("\\", "").startswith(name)]
         assert full["TPS"].cell(row).split(" ")[0] == number(row.tps.value)
         assert f"| {number(row.tps.value)}" in line
         if row.gain:
