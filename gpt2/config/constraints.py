@@ -56,7 +56,7 @@ def _problems(toggles: Toggles) -> Iterator[tuple[str, str]]:
     for name, others in needed.items():
         for other, value in others.items():
             if getattr(toggles, other) != value:
-                yield name, f"it takes {other}: {value}"
+                yield name, f"needs {other}: {value}"
     for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
         if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
             other = f"choose {otherwise}, or one rank and a larger micro-batch"

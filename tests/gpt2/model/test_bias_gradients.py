@@ -350,8 +350,8 @@ def test_its_proof_counts_the_kernels_of_a_step(changes: dict) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"gelu": "sigmoid"}, "bias_gradient: triton: it takes gelu: tanh"),
-        ({"autocast": "bfloat16", "float8": "tensorwise"}, "bias_gradient: triton: it takes float8: none"),
+        ({"gelu": "sigmoid"}, "bias_gradient: triton: needs gelu: tanh"),
+        ({"autocast": "bfloat16", "float8": "tensorwise"}, "bias_gradient: triton: needs float8: none"),
     ],
 )
 def test_what_sums_no_biases_is_refused_beside_it(changes: dict, reason: str) -> None:

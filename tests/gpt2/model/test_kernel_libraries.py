@@ -375,8 +375,8 @@ def test_memory_is_estimated_without_any_package(change: Any, monkeypatch: pytes
     ("changes", "reason"),
     [
         ({"attention": "flash4"}, "set autocast"),
-        ({"int8": "rowwise"}, "it takes autocast: bfloat16"),
-        ({"int8": "rowwise", "autocast": "bfloat16", "float8": "rowwise"}, "it takes float8: none"),
+        ({"int8": "rowwise"}, "needs autocast: bfloat16"),
+        ({"int8": "rowwise", "autocast": "bfloat16", "float8": "rowwise"}, "needs float8: none"),
         ({"cross_entropy": "liger", "autocast": "float16"}, "overflow in float16; choose triton"),
         ({"cross_entropy": "quack"}, "rows of 50257 are not aligned; set vocab_multiple"),
         (
