@@ -68,62 +68,29 @@ def run(
     BenchError before anything is written. Ctrl-C or SIGTERM ends the running process, records it as
     interrupted and returns.
     """
-    rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
-    if options.ablate and options.rungs:
-        raise BenchError("--ablate takes each rung out of the whole ladder; leave out --rungs")
-    data_sha256 = check_data(ladder, rungs, options.data)
-    if options.compile_cache:
-        _check_compile_cache(options.compile_cache)
-    # The ladder's file contains neither a sweep's candidates nor what is best here.
-    in_file = not any(rung.base or rung.settings or rung.best_of for rung in ladder.rungs)
-    probed = probe(
-        rungs[-1].toggles.device,
-        ladder.path if in_file else None,
-        options.overrides,
-        ablate=options.ablate,
-    )
+    watcher = unfailing(watcher)
+    data_sha256 = _check(ladder, options)
+    probed = _probe(ladder, options)
     machine = probed.environment
-    if options.place and any(rung.best_of for rung in ladder.own):
-        raise BenchError(f"{ladder.path}: best_of asks for results of one machine; leave out --nnodes")
     ladder, found = with_best(ladder, options.overrides, options.out, machine)
     rungs = ladder.chosen(options.rungs)
-    for each in found:
+    for each in (*found, *_notes(ladder, rungs, machine)):
         watcher.note(each)
     limit = TimeLimit(60 * options.minutes, options.patience) if options.minutes else None
     kind = Climb if ladder.protocol.carry == "if_faster" else Rounds
     source = source or partial(kind, ladder, rungs, options.ablate, limit)
-    schedule = source()
-    if other := ladder.written_for_another(machine.chip):
-        watcher.note(other)
-    for name, reason in missing_peers(ladder, rungs):
-        watcher.note(f"{name}: {reason}")
     if options.place:
         machine = machine.model_copy(update={"nodes": options.place.nodes})
-    if options.resume:
-        path = unfinished(
-            options.out,
-            ladder,
-            machine,
-            chosen=options.rungs,
-            data_sha256=data_sha256,
-            peak_tflops=options.peak_tflops,
-            ablate=options.ablate,
-            lacks=lambda records: lacks(source(), records),
-        )
-        _check_writable(path.parent)
-    else:
-        path = new_results(ladder, options.out, machine)
+    path = _results_file(ladder, options, machine, data_sha256, source)
+    schedule = source()
     records: list[Record] = []
-    interrupted, error = False, None
-    lost: Record | None = None
-    told = False
+    """Includes those of the run that is resumed."""
     with (
         stoppable() as stop,
         reserved(path),
         _team(ladder, options, data_sha256, probed, stop, watcher) as team,
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
     ):
-        ending = team or stop
         if team:
             team.gather(_most_nodes(rungs, team.place.nodes, probed))
         if options.resume:
@@ -132,7 +99,6 @@ def run(
             schedule.resume(records)
             held = plural(len(records), "process", "processes")
             watcher.note(f"going on with {path}, which holds {held}")
-        standing = costly_page_faults() if _page_faults_matter(ladder, rungs) else ()
         executor = Executor(
             ladder,
             options,
@@ -140,42 +106,99 @@ def run(
             path.stem,
             probed,
             watcher,
-            standing=standing,
-            stop=ending,
+            standing=costly_page_faults() if _page_faults_matter(ladder, rungs) else (),
+            stop=team or stop,
             team=team,
         )
-        try:
-            for task in schedule.tasks(records, watcher.note):
-                if ending.requested:  # a measurement that is complete by then counts
-                    interrupted = True
-                    break
-                rounds = max(schedule.planned_rounds, task.repetition)
-                left = schedule.seconds_left(task.repetition, rounds)
-                if limit and left is not None:
-                    left = min(left, max(0.0, limit.seconds_left(0)))
-                watcher.started(task, rounds, left)
-                start = time.monotonic()
-                record = executor.run(task)
-                lost = record
-                records.append(record)
-                append(path, record)
-                lost = None
-                schedule.ended(record, time.monotonic() - start)
-                watcher.finished(record)
-                interrupted = record.status == "interrupted"
-                if not told and options.minutes and not interrupted:
-                    told = True
-                    _check_minutes(options.minutes, schedule, watcher, options.patience)
-            if schedule.cut:  # the file must say that the run is incomplete
-                records.append(executor.not_begun(schedule.cut))
-                append(path, records[-1])
-        except OSError as problem:
-            place = problem.filename or path
-            go_on = "" if ladder.name == QUICK else ", and --resume goes on from there"
-            error = f"{place}: {problem.strerror}; {_not_kept(lost)}the records before are kept{go_on}"
+        interrupted, error = _run_tasks(schedule, executor, path, records, limit)
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+
+
+def _check(ladder: Ladder, options: Options) -> str:
+    """Check the options and the corpus, whose sha256 is returned. Raises BenchError."""
+    if options.ablate and options.rungs:
+        raise BenchError("--ablate takes each rung out of the whole ladder; leave out --rungs")
+    if options.compile_cache:
+        _check_compile_cache(options.compile_cache)
+    if options.place and any(rung.best_of for rung in ladder.own):
+        raise BenchError(f"{ladder.path}: best_of asks for results of one machine; leave out --nnodes")
+    return check_data(ladder, ladder.chosen(options.rungs), options.data)
+
+
+def _probe(ladder: Ladder, options: Options) -> ProbeResult:
+    # The ladder's file contains neither a sweep's candidates nor what is best here.
+    in_file = not any(rung.base or rung.settings or rung.best_of for rung in ladder.rungs)
+    device = ladder.chosen(options.rungs)[-1].toggles.device
+    return probe(device, ladder.path if in_file else None, options.overrides, ablate=options.ablate)
+
+
+def _notes(ladder: Ladder, rungs: Sequence[Rung], machine: Environment) -> Iterator[str]:
+    """What the user should know before the run starts."""
+    if other := ladder.written_for_another(machine.chip):
+        yield other
+    for name, reason in missing_peers(ladder, rungs):
+        yield f"{name}: {reason}"
+
+
+def _results_file(
+    ladder: Ladder, options: Options, machine: Environment, data_sha256: str, source: Callable[[], TaskSource]
+) -> Path:
+    """Return the file to resume, or a new one. Raises BenchError."""
+    if not options.resume:
+        return new_results(ladder, options.out, machine)
+    path = unfinished(
+        options.out,
+        ladder,
+        machine,
+        chosen=options.rungs,
+        data_sha256=data_sha256,
+        peak_tflops=options.peak_tflops,
+        ablate=options.ablate,
+        lacks=lambda records: lacks(source(), records),
+    )
+    _check_writable(path.parent)
+    return path
+
+
+def _run_tasks(
+    schedule: TaskSource, executor: Executor, path: Path, records: list[Record], limit: TimeLimit | None
+) -> tuple[bool, str | None]:
+    """Run the tasks one after another, appending each record to `records` and to the file.
+
+    Returns whether the user interrupted the run, and why a file could not be written, None if all could.
+    """
+    options, watcher = executor.options, executor.watcher
+    held, unwritten = len(records), None
+    try:
+        for task in schedule.tasks(records, watcher.note):
+            if executor.stop.requested:  # a measurement that is complete by then counts
+                return True, None
+            rounds = max(schedule.planned_rounds, task.repetition)
+            left = schedule.seconds_left(task.repetition, rounds)
+            if limit and left is not None:
+                left = min(left, max(0.0, limit.seconds_left(0)))
+            watcher.started(task, rounds, left)
+            start = time.monotonic()
+            record = unwritten = executor.run(task)
+            records.append(record)
+            append(path, record)
+            unwritten = None
+            schedule.ended(record, time.monotonic() - start)
+            watcher.finished(record)
+            if record.status == "interrupted":
+                return True, None
+            if options.minutes and len(records) == held + 1:
+                _check_minutes(options.minutes, schedule, watcher, options.patience)
+        if schedule.cut:  # the file must say that the run is incomplete
+            records.append(executor.not_begun(schedule.cut))
+            append(path, records[-1])
+    except OSError as problem:
+        place = problem.filename or path
+        go_on = "" if executor.ladder.name == QUICK else ", and --resume goes on from there"
+        return False, f"{place}: {problem.strerror}; {_not_kept(unwritten)}the records before are kept{go_on}"
+    return False, None
 
 
 def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, patience: float) -> None:
