@@ -75,7 +75,22 @@ def _interval(estimate: Estimate, narrow: Callable[[float], str]) -> str:
     return f"({number(low)} to {number(high)})" if half_width > 0.5 else narrow(half_width)
 
 
+STATUSES = {
+    "external": "another trainer",
+    "timeout": "timed out",
+    "unsupported": "not supported here",
+    "parity_failed": "loss differs",
+    "inert": "no effect here",
+    "recompiled": "compiled again while it was timed",
+    "other_maths": "not carried, as it changes the maths",
+}
+"""What a reader is told of a status or a failed check, where the code of records does not say it itself."""
 VERDICTS = {None: "", "same": "no difference", "not replicated": "", "no control": ""}
+
+
+def status_word(status: str) -> str:
+    """What a reader is told of how a rung ended, or of the check that it failed."""
+    return STATUSES.get(status, status.replace("_", " "))
 
 
 def verdict_word(verdict: str | None) -> str:
@@ -95,7 +110,8 @@ def times(value: float) -> str:
 
 def judged(estimate: Estimate | None, verdict: str | None) -> str:
     """A speed-up with its interval and its verdict."""
-    return f"{ratio(estimate)}, {verdict}" if estimate and verdict else ratio(estimate)
+    word = verdict_word(verdict)
+    return f"{ratio(estimate)}, {word}" if estimate and word else ratio(estimate)
 
 
 def tokens_per_second(estimate: Estimate | None) -> str:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
+from bench.analysis.row import status_of
 from bench.analysis.run_records import toggles_of, tps_by_round
 from bench.analysis.schedule import ablated, full_set
 from bench.analysis.scoreboard import Scoreboard
+from bench.format import status_word
 from bench.records.record import ABLATION, Kind, Record
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
 from gpt2.config.toggles import Toggles
@@ -26,9 +28,9 @@ class Gain:
     ratio: Estimate | None = None
     verdict: Verdict | None = None
     absent: str = ""
-    """Why there is no ratio."""
+    """Why there is no ratio, in words."""
     failed_check: str = ""
-    """The check that one of the two rungs failed, such as inert (see bench.analysis.claim_checks)."""
+    """The check that one of the two rungs failed (see bench.analysis.claim_checks), in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +84,8 @@ def attribution(board: Scoreboard) -> list[Attribution]:
             in_order=Gain(
                 ratio=row.gain,
                 verdict=row.verdict,
-                absent=next((r.status for r in (row, before) if r.status != "ok"), "not measured"),
-                failed_check="" if row.status == "ok" else row.status,
+                absent=next((status_of(r) for r in (row, before) if r.status != "ok"), "not measured"),
+                failed_check="" if row.status == "ok" else status_of(row),
             ),
             alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
             last=_gain(board, records, toggles[-1], _ablated(toggles, place, "left_out", workload)),
@@ -126,9 +128,9 @@ def _gain(
             status = _status(without_change, without_change, first, board)
         if status == "ok":
             return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
-        return Gain(ratio=ratio, failed_check=status)
+        return Gain(ratio=ratio, failed_check=status_word(status))
     failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
-    return Gain(absent=failed[-1] if failed else "not measured")
+    return Gain(absent=status_word(failed[-1]) if failed else "not measured")
 
 
 def _status(

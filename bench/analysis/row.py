@@ -18,7 +18,7 @@ from bench.analysis.run_records import (
     tps_by_round,
     without_batch,
 )
-from bench.format import times
+from bench.format import status_word, times
 from bench.ladder.peers import PEERS
 from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import External
@@ -347,19 +347,13 @@ def _joules_per_token(rung: Sequence[Record]) -> float | None:
 
 NOT_CARRIED = "not_carried"
 """Row.status of a rung that was tried, and was not faster than the rung that it stood on."""
-STATUS = {
-    "out_of_memory": "OOM",
-    "parity_failed": "loss differs",
-    "ranks_differ": "ranks differ",
-    "not_comparable": "not comparable",
-    "other_maths": "changes the maths",
-}
 
 
 def status_of(row: Row) -> str:
-    """A rung's status as tables show it."""
+    """A rung's status as a reader is told of it, without its reason."""
     if row.status == NOT_CARRIED:
         ratio = f": {times(row.tried)}" if row.tried is not None else ""
         return f"not carried{ratio}{', within noise' if row.tried and row.tried > 1 else ''}"
-    status = STATUS.get(row.status, row.status)
-    return f"{status}, not {row.expect}" if row.expect and row.status == "ok" else status
+    if row.expect and row.tps and row.status in ("ok", "external"):
+        return f"ran, where {status_word(row.expect)} was expected"
+    return status_word(row.status)

@@ -11,7 +11,7 @@ from rich.text import Text
 from bench.analysis.run_records import not_carried
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
-from bench.format import NUMBER, duration, number, plain, times
+from bench.format import NUMBER, duration, number, plain, status_word, times
 from bench.records.record import RUNGS, Record
 from bench.report.screen import bar
 from gpt2.terminal import LiveLine
@@ -125,7 +125,8 @@ def _measured(record: Record) -> str:
             first = f"first line after {number(measured.startup_seconds)} s"
         return f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
     reason = (record.error or "").strip().splitlines()
-    return f"{record.status}: {plain(reason[0])}" if reason else record.status
+    word = status_word(record.status)
+    return f"{word}: {plain(reason[0])}" if reason else word
 
 
 def _so_far(records: list[Record]) -> tuple[float | None, str]:

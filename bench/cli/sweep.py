@@ -194,7 +194,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
 def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> int:
     """Write the ladder to the fastest candidate; return the exit code."""
     from bench.analysis.warnings import disturbed
-    from bench.report.caption import fastest
+    from bench.report.caption import fastest_claim
     from bench.report.winner_ladder import ladder_to
 
     if cut and cut.task.repetition == 1:
@@ -208,7 +208,7 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
         path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
     except OSError as error:
         raise cannot_write(error, path) from None
-    for line in fastest(board):
+    for line in fastest_claim(board):
         typer.echo(line, err=True)
     for line in disturbed(board):
         say(f"{path} was chosen from measurements that were disturbed: {line}")

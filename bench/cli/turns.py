@@ -138,7 +138,7 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
 
     steps: timed steps of a turn.
     """
-    from bench.format import plural, speed, spread, times, verdict_word, whole_percent
+    from bench.format import plural, speed, spread, status_word, times, verdict_word, whole_percent
     from bench.report.brief import Brief
     from bench.report.table import Column, Table
     from bench.run.turns.results import floor_of, results
@@ -148,7 +148,7 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
     floors = {id(pair): floor_of(pairs) for pairs in by_part for pair in pairs}
     pairs = [pair for of_part in by_part for pair in of_part]
     absent = [
-        (name, status, why)
+        (name, status_word(status), why)
         for part in parts
         for status, names in (("unsupported", part.unsupported), ("failed", part.failed))
         for name, why in names.items()

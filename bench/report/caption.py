@@ -9,7 +9,18 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
-from bench.format import GIB, floor, listed, number, plain, plural, ratio, with_interval
+from bench.format import (
+    GIB,
+    floor,
+    listed,
+    number,
+    plain,
+    plural,
+    status_word,
+    times,
+    whole_percent,
+    with_interval,
+)
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
 from gpt2.config.toggles import HOST
@@ -66,7 +77,7 @@ def caption(board: Scoreboard) -> list[str]:
         lines.append(
             f"Set: {', '.join(f'{name}={value}' for name, value in sorted(machine.variables.items()))}."
         )
-    lines += [*_errors(board), *fastest(board)]
+    lines += [*_errors(board), *fastest_claim(board)]
     lines += [f"Warning: {warning}." for warning in warnings(board)]
     if board.source:
         commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
@@ -176,20 +187,11 @@ def _verdicts(board: Scoreboard) -> list[str]:
             "Verdicts on the rung before: faster or slower, if the whole interval lies beyond the noise "
             f"floor, which is above {LOUD:.0%}; else unclear."
             if board.delta > LOUD
-            else "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
-            "slower, if it excludes 1; else unclear."
+            else "Verdicts on the rung before: no difference, if the interval lies within the noise floor; "
+            "faster or slower, if it excludes 1; else unclear."
         ),
     ]
-    if any(c.excludes_one for _, c in controls):
-        lines.append(
-            "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than "
-            "its intervals allow for; let it settle and run again."
-        )
-    if board.delta > LOUD:
-        lines.append(
-            f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the "
-            f"machine (bench doctor) or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
-        )
+    lines += [f"Warning: {warning}" for warning in noise_warnings(board)]
     return lines
 
 
@@ -275,28 +277,60 @@ def _ceilings(board: Scoreboard) -> list[str]:
             )
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
-            lines.append(f"Measured ceiling: {record.status}: {record.error.splitlines()[0]}")
+            lines.append(f"Measured ceiling: {status_word(record.status)}: {record.error.splitlines()[0]}")
     return lines
 
 
-def fastest(board: Scoreboard) -> list[str]:
-    """Which rung is the fastest, and how certain that is; empty for a run with fewer than two sound rungs."""
+def fastest_claim(board: Scoreboard) -> list[str]:
+    """Which rung is the fastest, and how sure that is; empty for a run with fewer than two sound rungs."""
     best = board.fastest
     if best is None or len(board.sound) < 2:
         return []
-    times = "the first rung" if best is board.rows[0] else f"{ratio(best.speedup)} the first rung"
-    fast = f"{plain(best.rung)}, {times}"
-    if best.tps is None or best.tps.low is None:
-        return [f"Fastest so far of the rungs without a caveat, not replicated: {fast}."]
-    claim = f"Most tokens per second of the rungs without a caveat: {fast}"
+    return [f"{fastest_in_words(board, best)}. How sure: {certainty(board, best)}."]
+
+
+def fastest_in_words(board: Scoreboard, best: Row) -> str:
+    speed_and_mark = f"{rung_and_speed(best)} {mark(best, board)}".rstrip()
+    over = board.over_first(best)
+    first = "the first" if board.swept else plain(board.rows[0].rung)
+    times_first = f", {times(over.value)} {first}" if over else ""
+    return f"Fastest: {speed_and_mark}{times_first}"
+
+
+def rung_and_speed(row: Row) -> str:
+    return f"{plain(row.rung)}, {number(row.mean_tps)} tokens/s"
+
+
+def mark(row: Row, board: Scoreboard) -> str:
+    """Signs behind a row: † another step than the first one's, * other maths, ! a caveat."""
+    marks = "†" * (row.loss is not None and other_step(row, board)) + "*" * row.other_maths
+    return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
+
+
+def certainty(board: Scoreboard, best: Row) -> str:
+    """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
-        return [f"{claim}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
-    if alike := board.ties:
-        over = listed([row.rung for row in alike])
-        return [
-            f"{claim}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
-        ]
-    return [f"Fastest of the rungs without a caveat: {fast}."]
+        rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
+        again = "the first rung run again in each (A/A control)"
+        return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
+    words, over_first = [], best.speedup if best is not board.rows[0] else None
+    if over_first and over_first.low is not None and over_first.high is not None:
+        over = "" if board.swept else f" {plain(board.rows[0].rung)}"
+        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} at 95 %")
+    if ties := board.ties:
+        words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
+    return "; ".join(words) or "faster than every other rung"
+
+
+def noise_warnings(board: Scoreboard) -> Iterator[str]:
+    """What the A/A control says against the figures."""
+    if any(control and control.excludes_one for control in (board.control, board.last_control)):
+        yield "The machine drifted within rounds: let it settle, and measure again."
+    if board.delta is not None and board.delta > LOUD:
+        yield (
+            f"Noise of {whole_percent(board.delta, '±')} hides smaller differences: quieten the machine "
+            f"(bench doctor), or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
+        )
 
 
 def _machine(board: Scoreboard) -> str:

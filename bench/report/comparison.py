@@ -171,7 +171,7 @@ def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
 
 def _over(pair: Pair) -> str | None:
     if pair.tps:
-        return f"{ratio(pair.tps)}, {pair.verdict}"
+        return judged(pair.tps, pair.verdict)
     return f"not ranked: {pair.not_ranked}" if pair.not_ranked else None
 
 
@@ -347,8 +347,8 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     yield (
         "TPS: geometric mean over rounds. Orders of magnitude: log10 of Over baseline. First on device: the "
         "first rung of the same run that ranks on that device. Ratios within one run are paired within "
-        "rounds; ± is the 95 % t interval. A rung whose status is neither ok nor inert has no ratios and no "
-        "times."
+        'rounds; ± is the 95 % t interval. A rung whose status is neither ok nor "no effect '
+        'here" has no ratios and no times.'
     )
     if other := [rung.row.rung for rung in rungs if rung.row.other_maths]:
         unlike = "another training than the first rung's of its run, not a faster one"

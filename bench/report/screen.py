@@ -25,7 +25,6 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
 from bench.format import (
     GIB,
-    listed,
     number,
     plain,
     plural,
@@ -38,10 +37,21 @@ from bench.format import (
 )
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
-from bench.report.caption import derived_peak, largest_batches, other_method, other_step, usual_step
+from bench.report.caption import (
+    certainty,
+    derived_peak,
+    fastest_in_words,
+    largest_batches,
+    mark,
+    noise_warnings,
+    other_method,
+    other_step,
+    rung_and_speed,
+    usual_step,
+)
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
-from bench.stats import LEAST_ROUNDS, LOUD, Estimate
+from bench.stats import LOUD, Estimate
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import PRESETS
 
@@ -49,17 +59,6 @@ BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
 """What a share of the limit may be of; see share_of_limit()."""
-STATUSES = {
-    "external": "another trainer",
-    "out_of_memory": "out of memory",
-    "timeout": "timed out",
-    "unsupported": "not supported here",
-    "parity_failed": "loss differs",
-    "inert": "no effect here",
-    "recompiled": "compiled again while it was timed",
-    "other_maths": "not carried, as it changes the maths",
-}
-"""In plain words, where the status has not those itself: for a row whose figures are absent or not used."""
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
 
@@ -133,9 +132,9 @@ def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
     best = board.fastest
     if not board.swept or best is None:
         return [title(board)], []
-    fastest = _speed(best)
+    fastest = rung_and_speed(best)
     if len(board.sound) > 1:
-        fastest = f"{_fastest(board, best)} ({_certainty(board, best)})"
+        fastest = f"{fastest_in_words(board, best)} ({certainty(board, best)})"
     return [" ".join([f"{fastest}.", *largest_batches(board)])], [title(board)]
 
 
@@ -258,7 +257,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         rows=rows,
         names=len(names) or 1,
         instead=_in_place,
-        mark=lambda row: _mark(row, board),
+        mark=lambda row: mark(row, board),
     )
 
 
@@ -304,11 +303,11 @@ def _share_of(board: Scoreboard) -> str:
 
 def status_words(row: Row) -> str | None:
     """What stands in place of a rung's figures; None where they are sound."""
+    words = status_of(row)
     if row.status in ("ok", "external") and row.tps:
-        return f"ran, where {STATUSES.get(row.expect, row.expect)} was expected" if row.expect else None
+        return words if row.expect else None
     if row.status == NOT_CARRIED:
-        return status_of(row)
-    words = STATUSES.get(row.status, row.status.replace("_", " "))
+        return words
     if row.expect == row.status:
         return f"{words}, as expected"
     why = plain((row.error or "").strip().partition("\n")[0])
@@ -331,16 +330,16 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if board.swept:
         yield f"{time}."
     elif not several:
-        yield f"{_speed(best)}. {time}."
+        yield f"{rung_and_speed(best)}. {time}."
     else:
-        yield f"{_fastest(board, best)}. {time}."
+        yield f"{fastest_in_words(board, best)}. {time}."
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
-            yield f"With {usual_step(board):,} tokens per step: {_speed(alike)}{over}."
+            yield f"With {usual_step(board):,} tokens per step: {rung_and_speed(alike)}{over}."
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
-            yield f"How sure: {_certainty(board, best)}."
+            yield f"How sure: {certainty(board, best)}."
             alone = ", the only sure gain" if len(steps) == 1 else ""
             gave = f"{'; '.join(steps)}{alone}" if steps else "no step gained surely more than the noise"
             yield f"Gave most: {gave}."
@@ -366,33 +365,6 @@ def limit_tps(board: Scoreboard, row: Row) -> float | None:
     """Tokens per second of a rung whose step were matmuls, causal attention and AdamW's traffic alone."""
     least = bound_of(board, row) if row.tokens_per_step else None
     return most_tokens_per_second(least, row.tokens_per_step) if least and row.tokens_per_step else None
-
-
-def _speed(row: Row) -> str:
-    return f"{plain(row.rung)}, {number(row.mean_tps)} tokens/s"
-
-
-def _fastest(board: Scoreboard, best: Row) -> str:
-    speed_and_mark = f"{_speed(best)} {_mark(best, board)}".rstrip()
-    over = board.over_first(best)
-    first = "the first" if board.swept else plain(board.rows[0].rung)
-    times_first = f", {times(over.value)} {first}" if over else ""
-    return f"Fastest: {speed_and_mark}{times_first}"
-
-
-def _certainty(board: Scoreboard, best: Row) -> str:
-    """How surely the fastest rung is faster than the first, and than the others."""
-    if board.delta is None:
-        rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
-        again = "the first rung run again in each (A/A control)"
-        return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
-    words, over_first = [], best.speedup if best is not board.rows[0] else None
-    if over_first and over_first.low is not None and over_first.high is not None:
-        over = "" if board.swept else f" {plain(board.rows[0].rung)}"
-        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} at 95 %")
-    if ties := board.ties:
-        words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
-    return "; ".join(words) or "faster than every other rung"
 
 
 def most_gained(board: Scoreboard) -> list[Row]:
@@ -424,16 +396,11 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     ]
 
 
-def _mark(row: Row, board: Scoreboard) -> str:
-    marks = "†" * (row.loss is not None and other_step(row, board)) + "*" * row.other_maths
-    return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
-
-
 def _marks(board: Scoreboard) -> Iterator[str]:
     """What the marks behind rows mean."""
-    marks = "".join(_mark(row, board) for row in board.rows)
+    marks = "".join(mark(row, board) for row in board.rows)
     if "†" in marks:
-        others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in _mark(row, board))
+        others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
         yield f"† {sizes} tokens per step, not {usual_step(board):,}: another training."
     if "*" in marks:
@@ -444,18 +411,8 @@ def _marks(board: Scoreboard) -> Iterator[str]:
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
     """What speaks against the figures, first what can change them most."""
-    found = [*beyond_peak(board), *ended_early(board), *_noise(board), *disturbed(board)]
+    found = [*beyond_peak(board), *ended_early(board), *noise_warnings(board), *disturbed(board)]
     return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
-
-
-def _noise(board: Scoreboard) -> Iterator[str]:
-    if any(control and control.excludes_one for control in (board.control, board.last_control)):
-        yield "The machine drifted within rounds: let it settle, and measure again."
-    if board.delta is not None and board.delta > LOUD:
-        yield (
-            f"Noise of {whole_percent(board.delta, '±')} hides smaller differences: quieten the machine "
-            f"(bench doctor), or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
-        )
 
 
 def bar(share: float, columns: int = BAR_COLUMNS) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.analysis.attribution import Attribution, Gain, attribution
-from bench.analysis.row import EQUAL, STATUS, Row, memory_ratio, status_of
+from bench.analysis.row import EQUAL, Row, memory_ratio, status_of
 from bench.analysis.run_records import by_round, measured, toggles_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.timing import Timing, timing
@@ -221,8 +221,8 @@ def _attribution(board: Scoreboard) -> Table | None:
 
 def _gain(gain: Gain) -> str:
     if not gain.ratio:
-        return STATUS.get(gain.absent, gain.absent) or DASH
-    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.failed_check, gain.failed_check)}"
+        return gain.absent or DASH
+    return f"{judged(gain.ratio, gain.verdict)}{f', {gain.failed_check}' if gain.failed_check else ''}"
 
 
 def _timing(board: Scoreboard) -> Table | None:

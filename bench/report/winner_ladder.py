@@ -13,7 +13,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
 from bench.format import plain, plural, ratio, tokens_per_second
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
-from bench.report.caption import fastest
+from bench.report.caption import fastest_claim
 from gpt2.config import yaml_files
 from gpt2.config.toggles import Toggles
 
@@ -45,7 +45,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
     source = board.source.as_posix() if board.source else "a sweep"
     head = [
         _chosen(winner, board),
-        *fastest(board),
+        *fastest_claim(board),
         *(f"Chosen from measurements that were disturbed: {each}." for each in disturbed(board)),
         *(f"Chosen before the end: {each}." for each in ended_early(board)),
         f"From {source}, torch {board.environment.torch}.",

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.analysis.schedule import Cut, Task, ceiling_rung, same_step
 from bench.analysis.scoreboard import scoreboard
-from bench.format import GIB
+from bench.format import GIB, status_word
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.sweep_axis import DOUBLED, Axis
 from bench.records.record import Record
@@ -235,7 +235,7 @@ class Search:
                 fits = rung
                 continue
             if status:
-                note(f"no larger {axis.key} than {size} is run: this one is {status}")
+                note(f"no larger {axis.key} than {size} is run: this one is {status_word(status)}")
             fails = rung if status == "out_of_memory" else None
             break
         if axis.doubling and fits and fails:

@@ -115,9 +115,10 @@ def _legend(verdicts: Container[str | None]) -> str:
 
 def _factor(row: Row) -> str:
     if row.external:
-        return ", external"
-    maths = ", other maths" if row.other_maths else ""
-    return f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}{maths}" if row.gain else maths
+        return ", another trainer"
+    word = verdict_word(row.verdict) if row.verdict else status_of(row)
+    said = [times(row.gain.value), word] if row.gain else []
+    return "".join(f", {each}" for each in (*said, "other maths" * row.other_maths) if each)
 
 
 def _look(row: Row, colour: str) -> dict[str, Any]:

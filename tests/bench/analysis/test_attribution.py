@@ -102,8 +102,8 @@ def test_what_failed_alone_says_how() -> None:
         record("c", 2, toggles=replace(FIRST, attention="cudnn"), kind="alone", status="unsupported"),
     ]
     _, cudnn = attribution(scoreboard(records))
-    assert cudnn.alone.absent == "unsupported"
-    assert "| unsupported |" in to_markdown(scoreboard(records))
+    assert cudnn.alone.absent == "not supported here"
+    assert "| not supported here |" in to_markdown(scoreboard(records))
 
 
 def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
@@ -113,8 +113,12 @@ def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
     idle = measurement(100.0, product_format="float32", proofs={"attention": proof})
     records[place] = records[place].model_copy(update={"measurement": idle})
     _, sdpa, _ = attribution(scoreboard(records))
-    assert (sdpa.in_order.failed_check, sdpa.alone.failed_check, sdpa.last.failed_check) == ("", "inert", "")
-    assert ", inert |" in to_markdown(scoreboard(records))
+    assert (sdpa.in_order.failed_check, sdpa.alone.failed_check, sdpa.last.failed_check) == (
+        "",
+        "no effect here",
+        "",
+    )
+    assert ", no effect here |" in to_markdown(scoreboard(records))
 
 
 def test_running_out_of_memory_alone_is_an_answer_and_no_failure() -> None:
@@ -125,7 +129,7 @@ def test_running_out_of_memory_alone_is_an_answer_and_no_failure() -> None:
         record("c", 2, toggles=replace(FIRST, micro_batch_size=64), kind="alone", status="out_of_memory"),
     ]
     assert exit_code(records) == 0
-    assert "| OOM |" in to_markdown(scoreboard(records))
+    assert "| out of memory |" in to_markdown(scoreboard(records))
 
 
 def test_a_run_that_did_not_ablate_has_no_such_table() -> None:

@@ -66,9 +66,9 @@ def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_
     text = to_markdown(
         scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert", measurement=idle)])
     )
-    assert "| inert |" in text
+    assert "| no effect here |" in text
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
-    assert "| ok, not inert |" in text
+    assert "| ran, where no effect here was expected |" in text
 
 
 def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:

@@ -127,7 +127,7 @@ def test_a_rung_out_of_memory_is_a_line_with_its_status_and_no_ratio(tmp_path: P
     found = chained(laptop, file, start=f"{laptop}:baseline")
     line = table_of(found).cells[-1]
     assert line[:2] == ["Software", "batch of 4096"]
-    assert line[-1] == "OOM"
+    assert line[-1] == "out of memory"
     assert set(line[5:-1]) == {"-"}
 
 
@@ -179,7 +179,7 @@ def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path,
     [
         ("baselin", r"no rung is called 'baselin'; did you mean 'baseline'\?"),
         (None, r"--baseline .*: say which rung, as in .*:baseline"),
-        ("too large", "'too large' cannot be the baseline: OOM; choose a rung that is ok"),
+        ("too large", "'too large' cannot be the baseline: out of memory; choose a rung that is ok"),
         ("unmeasured", "'unmeasured' cannot be the baseline: it has no speed; choose a rung that has one"),
     ],
 )

@@ -382,7 +382,7 @@ def test_the_block_on_a_terminal_grows_by_a_row_for_each_rung_with_its_gain_so_f
         progress.finished(record("too large", 2, status="out_of_memory", error="no room"))
     last = out.getvalue().split("baseline")[-1]
     assert "2,000 tokens/s  2.00x" in last
-    assert "out_of_memory: no room" in last
+    assert "out of memory: no room" in last
     assert out.getvalue().count("round") == 0  # no line for each process stays above it
 
 

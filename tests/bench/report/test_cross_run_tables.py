@@ -261,7 +261,7 @@ def test_a_format_that_ran_out_of_memory_says_so_in_its_cell() -> None:
     failed = record("x", 2, toggles=BF16, status="out_of_memory")
     table = number_formats([scoreboard([*small.records, failed], Path("s"))])
     assert table is not None
-    assert ["TPS", "bfloat16", "OOM"] in table.cells
+    assert ["TPS", "bfloat16", "out of memory"] in table.cells
 
 
 def test_scaling_is_held_to_a_line_through_the_single_device() -> None:

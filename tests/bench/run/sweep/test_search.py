@@ -109,7 +109,7 @@ def test_where_steps_have_a_fixed_size_only_batches_that_divide_it_are_tried(wri
 def test_a_listed_batch_above_one_that_did_not_fit_is_not_tried(ladder: Ladder) -> None:
     tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8"), machine(fits=2))
     assert sizes(tasks) == [1, 2, 4]
-    assert said == ["no larger micro_batch_size than 4 is run: this one is out_of_memory"]
+    assert said == ["no larger micro_batch_size than 4 is run: this one is out of memory"]
 
 
 def test_each_value_of_another_toggle_has_batches_of_its_own(ladder: Ladder) -> None:
