@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.analysis.cross_run import (
@@ -14,16 +13,12 @@ from bench.analysis.cross_run import (
     fastest_rung,
     name_with_caveats,
     rung_views,
-    speed_ratio,
 )
-from bench.analysis.row import memory_ratio
-from bench.analysis.run_records import group_by, varying
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
-    DASH,
     floor,
     gib,
-    letter,
     number,
     percent,
     plain,
@@ -37,19 +32,18 @@ from bench.records.published import Published
 from bench.report.brief import Brief
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import LEAST_ROUNDS, Estimate
-from gpt2.config.toggles import HOST, Toggles
+from gpt2.config.toggles import HOST
 from gpt2.config.workload import FLOPS_FORMULA, PRESETS, Workload
 
 REFERENCES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 """Models whose sizes are shown whether they were measured or not."""
-PLAIN = "float32"
 
 
 def tables(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Table]:
     """All but the overview and the atlas, of our own rungs; figures: published ones, labelled."""
     boards = [board.own for board in boards]
     machines = hardware(boards, figures)
-    others = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
+    others = [sizes(boards), mfu_context(boards, figures), scaling(boards)]
     return [table for table in (*machines, *others) if table]
 
 
@@ -388,120 +382,6 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
             sources(shown),
         ],
     )
-
-
-# --- Number formats, by batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class FormatGroup:
-    """Rungs of one run that differ in their number format only."""
-
-    letter: str
-    """Name of the run in the table's head."""
-    run: Scoreboard
-    common: Toggles
-    """Their toggles, with the formats at their baseline."""
-    by_format: dict[str, RungView]
-
-
-def _format_of(toggles: Toggles) -> str:
-    """Name of the number format in the table's rows."""
-    names = []
-    if toggles.matmul_precision != "highest":
-        tf32 = replace(toggles, autocast=PLAIN).product_format() == "tf32"  # not on a TPU
-        names.append("TF32" if tf32 else f"matmul_precision={toggles.matmul_precision}")
-    if toggles.autocast != PLAIN:
-        names.append(toggles.autocast)
-    return " + ".join(names) or PLAIN
-
-
-def _format_groups(boards: Sequence[Scoreboard]) -> list[FormatGroup]:
-    """The groups that have float32 and another format, one run after another."""
-    groups: list[FormatGroup] = []
-    for board in boards:
-        by_common: dict[Toggles, dict[str, RungView]] = {}
-        for rung in rung_views(board):
-            common = replace(rung.row.toggles, autocast=PLAIN, matmul_precision="highest")
-            by_common.setdefault(common, {}).setdefault(_format_of(rung.row.toggles), rung)
-        name = letter(len({group.letter for group in groups}))
-        groups += [
-            FormatGroup(letter=name, run=board, common=common, by_format=by_format)
-            for common, by_format in by_common.items()
-            if PLAIN in by_format and len(by_format) > 1
-        ]
-    return groups
-
-
-def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
-    """A matrix of formats and batches; None where it would repeat one step of one scoreboard."""
-    groups = _format_groups(boards)
-    formats = dict.fromkeys([PLAIN, *(name for group in groups for name in group.by_format)])
-    if len(groups) < 2 and len(formats) < 3:
-        return None
-    columns: list[Column[tuple[str, str]]] = [
-        Column("Figure", lambda line: line[0], words=True),
-        Column("Format", lambda line: line[1], words=True),
-    ]
-    for place, (title, group) in enumerate(zip(_titles(groups), groups, strict=True)):
-        drop = len(groups) - place if place else None  # the last one first
-        columns.append(Column(title, lambda line, group=group: _format_cell(group, *line), drop=drop))
-    runs = {group.letter: group.run for group in groups}
-    return Table(
-        title="Number formats",
-        columns=columns,
-        rows=[
-            (figure, name)
-            for figure in FIGURES
-            for name in formats
-            if name != PLAIN or not figure.endswith("over float32")
-        ],
-        notes=[
-            *(
-                f"{f'{name}: ' if len(runs) > 1 else ''}{run.title}, from {run.source}."
-                for name, run in runs.items()
-            ),
-            "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over "
-            "rounds; ratios to float32 paired within rounds; ± is the 95 % t interval.",
-        ],
-    )
-
-
-def _titles(groups: Sequence[FormatGroup]) -> list[str]:
-    """Column titles: run, model and batch, and what else tells a column from its neighbours."""
-    several = len({group.letter for group in groups}) > 1
-    titles = []
-    for group in groups:
-        own, batch = group.common, group.common.micro_batch_size
-        alike = [g.common for g in groups if (g.letter, g.common.micro_batch_size) == (group.letter, batch)]
-        values = [f"{name}={getattr(own, name)}" for name in varying(*alike)]
-        model = f"{f'{group.letter}: ' if several else ''}{group.by_format[PLAIN].task[0]}"
-        titles.append(", ".join([model, f"batch of {batch}", *values]))
-    return titles
-
-
-def _format_cell(group: FormatGroup, figure: str, number_format: str) -> str | None:
-    rung = group.by_format.get(number_format)
-    return FIGURES[figure](rung, group.by_format[PLAIN]) if rung else None
-
-
-def _tps_or_status(rung: RungView, reference: RungView) -> str:
-    status = "" if rung.row.status == "ok" else rung.status_cell
-    return ", ".join(filter(None, [rung.tps_cell if rung.row.tps else "", status])) or DASH
-
-
-def _memory_over(rung: RungView, reference: RungView) -> str | None:
-    memory = memory_ratio(rung.row, reference.row) if rung.ranked else None
-    return times(memory) if memory else None
-
-
-FIGURES: dict[str, Callable[[RungView, RungView], str | None]] = {
-    "TPS": _tps_or_status,
-    "TPS over float32": lambda rung, reference: ratio(speed_ratio(rung, reference)),
-    "Peak memory (GiB)": lambda rung, reference: gib(rung.row.peak_memory_bytes),
-    "Memory over float32": _memory_over,
-}
-"""Figures of a rung, given the float32 rung as reference."""
 
 
 # --- Scaling over devices

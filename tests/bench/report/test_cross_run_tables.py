@@ -20,7 +20,7 @@ from bench.ladder.ladder import Protocol
 from bench.records.published import read_published
 from bench.report.assembly import assemble, to_terminal
 from bench.report.atlas import machines
-from bench.report.cross_run import hardware, mfu_context, number_formats, overview, scaling, sizes, tables
+from bench.report.cross_run import hardware, mfu_context, overview, scaling, sizes, tables
 from bench.report.folder import files
 from bench.report.published import tables as published_tables
 from bench.report.single_run import tables as board_tables
@@ -190,80 +190,6 @@ def test_the_committed_ranges_are_those_of_the_reference() -> None:
             assert ours == (pytest.approx(theirs / 100) if theirs is not None else None)
 
 
-def batches(*rungs: tuple[Toggles, float]) -> Scoreboard:
-    """Rungs of a sweep over formats and batches, whose steps have as many tokens as their batch."""
-    return scoreboard(
-        [
-            record(
-                f"rung {index}",
-                index,
-                repetition,
-                toggles=toggles,
-                measurement=measurement(tps, tokens_per_step=1024 * toggles.micro_batch_size),
-            )
-            for index, (toggles, tps) in enumerate(rungs)
-            for repetition in (1, 2, 3)
-        ],
-        Path("sweep.jsonl"),
-    )
-
-
-def test_formats_are_set_against_float32_by_batch() -> None:
-    large = {"micro_batch_size": 8}
-    table = number_formats(
-        [
-            batches(
-                (CUDA, 27e3),
-                (TF32, 46e3),
-                (BF16, 42e3),
-                (replace(CUDA, **large), 30e3),
-                (replace(BF16, **large), 120e3),
-                (replace(BF16, attention="sdpa", **large), 130e3),  # differs in more than its format
-            )
-        ]
-    )
-    assert table is not None
-    assert table.head == ["Figure", "Format", "gpt2, batch of 1", "gpt2, batch of 8"]
-    assert [row for row in table.cells if row[0] == "TPS"] == [
-        ["TPS", "float32", "27,000 ±0.0%", "30,000 ±0.0%"],
-        ["TPS", "TF32", "46,000 ±0.0%", "-"],
-        ["TPS", "bfloat16", "42,000 ±0.0%", "120,000 ±0.0%"],
-    ]
-    assert [row for row in table.cells if row[0] == "TPS over float32"] == [
-        ["TPS over float32", "TF32", f"{46 / 27:.2f}x ±0.0%", "-"],
-        ["TPS over float32", "bfloat16", f"{42 / 27:.2f}x ±0.0%", f"{120 / 30:.2f}x ±0.0%"],
-    ]
-
-
-def test_one_step_from_float32_in_one_run_makes_no_table_of_formats() -> None:
-    pair = batches((CUDA, 27e3), (BF16, 42e3))
-    assert number_formats([pair]) is None
-    assert number_formats([pair, pair]) is not None
-
-
-def test_columns_that_differ_in_more_than_their_batch_say_in_what() -> None:
-    compiled = {"compile": "default"}
-    rungs = ((CUDA, 1e3), (BF16, 2e3), (replace(CUDA, **compiled), 3e3), (replace(BF16, **compiled), 4e3))
-    table = number_formats([batches(*rungs)])
-    assert table is not None
-    assert table.head[2:] == ["gpt2, batch of 1, compile=eager", "gpt2, batch of 1, compile=default"]
-
-
-def test_what_is_called_tf32_on_cuda_has_its_own_name_elsewhere() -> None:
-    xla = Toggles(device="xla")
-    passes = [replace(xla, matmul_precision=name) for name in ("high", "medium")]
-    table = number_formats([batches((xla, 1e3), *((each, 2e3) for each in passes))])
-    assert {"matmul_precision=high", "matmul_precision=medium"} < {*column(table, "Format")}
-
-
-def test_a_format_that_ran_out_of_memory_says_so_in_its_cell() -> None:
-    small = batches((CUDA, 1e3), (TF32, 2e3))
-    failed = record("x", 2, toggles=BF16, status="out_of_memory")
-    table = number_formats([scoreboard([*small.records, failed], Path("s"))])
-    assert table is not None
-    assert ["TPS", "bfloat16", "out of memory"] in table.cells
-
-
 def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
     rungs = [
         (f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in ((1, 400e3), (2, 780e3), (8, 3.04e6))
@@ -313,7 +239,7 @@ def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
     assert timing(shown)[1].saved is None
 
 
-def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> None:
+def test_a_single_run_without_ranks_has_no_table_beside_its_own() -> None:
     assert tables([SLOW], POST) == []
 
 
