@@ -1,4 +1,4 @@
-"""Datasheet figures of chips: peak matmul rates, memory size and memory bandwidth. Imports no torch.
+"""Datasheet figures of chips: peak matmul rates and memory size. Imports no torch.
 
 Rates are for dense matmuls; datasheet figures "with sparsity" are twice as high. A figure is for one device
 as torch or torch_xla counts devices. A figure that the maker does not publish is None, never a guess.
@@ -17,8 +17,8 @@ class Chip:
     """Peak FLOP/s of one device by the number format of a matmul's inputs, with float32 accumulation.
 
     A rate is None where the chip has no units for that format or its maker publishes no figure; `note` says
-    which. Where one name covers variants of different speed, rates and bandwidth are those of the fastest, as
-    `source` says.
+    which. Where one name covers variants of different speed, rates are those of the fastest, as `source`
+    says.
     """
 
     name: str
@@ -30,8 +30,6 @@ class Chip:
     float32: float | None
     memory_bytes: int | None
     """Marketed size with 1 GB = 2**30 bytes; None where one name covers several sizes."""
-    bandwidth: float | None
-    """Bytes per second between the device and its memory."""
     source: str
     note: str = ""
     derived: bool = False
@@ -59,11 +57,10 @@ def _chip(
     tf32: float | None,
     float32: float | None,
     gigabytes: int | None,
-    gigabytes_per_second: float | None,
     source: str,
     note: str = "",
 ) -> Chip:
-    """Build a Chip from a datasheet's units: TFLOP/s, GB and GB/s.
+    """Build a Chip from a datasheet's units: TFLOP/s and GB.
 
     The pattern matches up to the end of the device's name, because a suffix makes it another device: a MIG
     slice ("MIG 1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
@@ -80,7 +77,6 @@ def _chip(
         tf32=flops(tf32),
         float32=flops(float32),
         memory_bytes=None if gigabytes is None else gigabytes * 2**30,
-        bandwidth=None if gigabytes_per_second is None else gigabytes_per_second * 1e9,
         source=source,
         note=note,
     )
@@ -103,68 +99,56 @@ TPU = "Google Cloud TPU documentation"
 TPU_HALF = f"{TPU}, half of the chip"
 TURING = "NVIDIA T4 datasheet; memory: Turing whitepaper"
 APPLE = "Apple's announcement of"
-M1_2020, M1_2021, M4_2024 = f"{APPLE} November 2020", f"{APPLE} October 2021", f"{APPLE} October 2024"
-MAC_2023 = "Apple's technical specifications of MacBook Pro (2023)"
+M1_2020, M1_2021 = f"{APPLE} November 2020", f"{APPLE} October 2021"
 TENSOR_16 = "no bfloat16 or TF32 units"
 TPU_ONLY = "its matrix units take bfloat16 only"
 TPU_CORE = f"{TPU_ONLY}; torch_xla counts each of the chip's two cores as a device"
 SPX = "of the undivided GPU: a partition (DPX, CPX) goes by the same name and reaches a fraction"
-METAL = "Apple publishes no rate of matrix products; the chip's CPU goes by the same name as its GPU"
-SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves unsaid"
-M1_BANDWIDTH = f"{SHADERS}; bandwidth: not published"
+SHADERS = (
+    "Apple publishes no rate of matrix products; the chip's CPU goes by the same name as its GPU; float32: "
+    "teraflops of the GPU, whose format Apple leaves unsaid"
+)
 
 CHIPS = (
-    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, GB, GB/s, source, note
-    _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, 900, VOLTA, TENSOR_16),
-    _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, 900, VOLTA, TENSOR_16),
-    _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, 900, VOLTA, TENSOR_16),
-    _chip("V100 PCIe 32 GB", "V100-PCIE-32GB", None, 112, None, 14, 32, 900, VOLTA, TENSOR_16),
-    _chip("V100S PCIe", "V100S-PCIE-32GB", None, 130, None, 16.4, 32, 1134, VOLTA, TENSOR_16),
-    _chip("T4", "T4", None, 65, None, 8.1, 16, 320, TURING, TENSOR_16),
-    _chip("A10", "A10", 125, 125, 62.5, 31.2, 24, 600, "NVIDIA A10 datasheet, dense"),
-    _chip("A100 SXM 40 GB", "A100-SXM4?-40GB", 312, 312, 156, 19.5, 40, 1555, AMPERE_40),
-    _chip("A100 SXM 80 GB", "A100-SXM4?-80GB", 312, 312, 156, 19.5, 80, 2039, AMPERE),
-    _chip("A100 PCIe 40 GB", "A100-PCIE-40GB", 312, 312, 156, 19.5, 40, 1555, AMPERE_40),
-    _chip("A100 PCIe 80 GB", "A100 80GB PCIe|A100-PCIE-80GB", 312, 312, 156, 19.5, 80, 1935, AMPERE),
-    _chip("L4", "L4", 121, 121, 60, 30.3, 24, 300, "NVIDIA L4 datasheet, half of sparse"),
-    _chip("L40S", "L40S", 362.05, 362.05, 183, 91.6, 48, 864, "NVIDIA L40S datasheet, dense"),
-    _chip("H100 SXM", "H100 80GB HBM3", 989.4, 989.4, 494.7, 66.9, 80, 3350, H100),
-    _chip("H100 PCIe", "H100 PCIe", 756, 756, 378, 51.2, 80, 2000, H100),
-    _chip("H100 NVL", "H100 NVL", 835.5, 835.5, 417.5, 60, 94, 3900, H100_NVL),
-    _chip("H200 SXM", "H200", 989.5, 989.5, 494.5, 67, 141, 4800, H200),
-    _chip("H200 NVL", "H200 NVL", 835.5, 835.5, 417.5, 60, 141, 4800, H200),
+    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, GB, source, note
+    _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, VOLTA, TENSOR_16),
+    _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, VOLTA, TENSOR_16),
+    _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, VOLTA, TENSOR_16),
+    _chip("V100 PCIe 32 GB", "V100-PCIE-32GB", None, 112, None, 14, 32, VOLTA, TENSOR_16),
+    _chip("V100S PCIe", "V100S-PCIE-32GB", None, 130, None, 16.4, 32, VOLTA, TENSOR_16),
+    _chip("T4", "T4", None, 65, None, 8.1, 16, TURING, TENSOR_16),
+    _chip("A10", "A10", 125, 125, 62.5, 31.2, 24, "NVIDIA A10 datasheet, dense"),
+    _chip("A100 SXM 40 GB", "A100-SXM4?-40GB", 312, 312, 156, 19.5, 40, AMPERE_40),
+    _chip("A100 SXM 80 GB", "A100-SXM4?-80GB", 312, 312, 156, 19.5, 80, AMPERE),
+    _chip("A100 PCIe 40 GB", "A100-PCIE-40GB", 312, 312, 156, 19.5, 40, AMPERE_40),
+    _chip("A100 PCIe 80 GB", "A100 80GB PCIe|A100-PCIE-80GB", 312, 312, 156, 19.5, 80, AMPERE),
+    _chip("L4", "L4", 121, 121, 60, 30.3, 24, "NVIDIA L4 datasheet, half of sparse"),
+    _chip("L40S", "L40S", 362.05, 362.05, 183, 91.6, 48, "NVIDIA L40S datasheet, dense"),
+    _chip("H100 SXM", "H100 80GB HBM3", 989.4, 989.4, 494.7, 66.9, 80, H100),
+    _chip("H100 PCIe", "H100 PCIe", 756, 756, 378, 51.2, 80, H100),
+    _chip("H100 NVL", "H100 NVL", 835.5, 835.5, 417.5, 60, 94, H100_NVL),
+    _chip("H200 SXM", "H200", 989.5, 989.5, 494.5, 67, 141, H200),
+    _chip("H200 NVL", "H200 NVL", 835.5, 835.5, 417.5, 60, 141, H200),
     # The 120 or 480 GB in these names is the CPU's memory.
-    _chip("GH200 96 GB", "GH200 (120|480)GB", 989.5, 989.5, 494.5, 67, 96, 4000, GH200),
-    _chip("GH200 144 GB", "GH200 144G HBM3e", 989.5, 989.5, 494.5, 67, 144, 4900, GH200),
-    _chip("B200", "B200", 2250, 2250, 1125, 75, 180, 8000, B200),
+    _chip("GH200 96 GB", "GH200 (120|480)GB", 989.5, 989.5, 494.5, 67, 96, GH200),
+    _chip("GH200 144 GB", "GH200 144G HBM3e", 989.5, 989.5, 494.5, 67, 144, GH200),
+    _chip("B200", "B200", 2250, 2250, 1125, 75, 180, B200),
     # Consumer cards halve the float16 rate with float32 accumulation, which training uses.
-    _chip("RTX 3090", "RTX 3090", 71, 71, 35.6, 35.6, 24, 936, GA102),
-    _chip("RTX 4090", "RTX 4090", 165.2, 165.2, 82.6, 82.6, 24, 1008, ADA),
-    _chip("RTX 5090", "RTX 5090", 209.5, 209.5, 104.8, 104.8, 32, 1792, RTX_50),
-    _chip("MI250X, one of two dies", "MI250X", 191.5, 191.5, None, 47.85, 64, 1600, MI250X,
+    _chip("RTX 3090", "RTX 3090", 71, 71, 35.6, 35.6, 24, GA102),
+    _chip("RTX 4090", "RTX 4090", 165.2, 165.2, 82.6, 82.6, 24, ADA),
+    _chip("RTX 5090", "RTX 5090", 209.5, 209.5, 104.8, 104.8, 32, RTX_50),
+    _chip("MI250X, one of two dies", "MI250X", 191.5, 191.5, None, 47.85, 64, MI250X,
           "no TF32 units; torch counts each of the module's two dies as a device"),
-    _chip("MI300X", "MI300X( OAM| VF)?", 1307.4, 1307.4, 653.7, 163.4, 192, 5300, MI300X, SPX),
-    _chip("TPU v2, one of two cores", "TPU v2", 22.5, None, None, None, 8, 350, TPU_HALF, TPU_CORE),
-    _chip("TPU v3, one of two cores", "TPU v3", 61.5, None, None, None, 16, 450, TPU_HALF, TPU_CORE),
-    _chip("TPU v4", "TPU v4", 275, None, None, None, 32, 1200, TPU, TPU_ONLY),
-    _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, 819, TPU, TPU_ONLY),
-    _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, 2765, TPU, TPU_ONLY),
-    _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, 1638, TPU, TPU_ONLY),
-    _chip("M1", "Apple M1", None, None, None, 2.6, None, None, f"{M1_2020}: 8 GPU cores", M1_BANDWIDTH),
-    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, 200, f"{M1_2021}: 16 GPU cores", SHADERS),
-    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, 400, f"{M1_2021}: 32 GPU cores", SHADERS),
-    _chip("M1 Ultra", "Apple M1 Ultra", None, None, None, None, None, 800, f"{APPLE} March 2022", METAL),
-    _chip("M2", "Apple M2", None, None, None, None, None, 100, f"{APPLE} June 2022", METAL),
-    _chip("M2 Pro", "Apple M2 Pro", None, None, None, None, None, 200, f"{APPLE} January 2023", METAL),
-    _chip("M2 Max", "Apple M2 Max", None, None, None, None, None, 400, f"{APPLE} January 2023", METAL),
-    _chip("M2 Ultra", "Apple M2 Ultra", None, None, None, None, None, 800, f"{APPLE} June 2023", METAL),
-    _chip("M3", "Apple M3", None, None, None, None, None, 100, MAC_2023, METAL),
-    _chip("M3 Pro", "Apple M3 Pro", None, None, None, None, None, 150, MAC_2023, METAL),
-    _chip("M3 Max", "Apple M3 Max", None, None, None, None, None, 400, f"{MAC_2023}: 40 GPU cores", METAL),
-    _chip("M3 Ultra", "Apple M3 Ultra", None, None, None, None, None, 819, f"{APPLE} March 2025", METAL),
-    _chip("M4", "Apple M4", None, None, None, None, None, 120, f"{APPLE} May 2024", METAL),
-    _chip("M4 Pro", "Apple M4 Pro", None, None, None, None, None, 273, M4_2024, METAL),
-    _chip("M4 Max", "Apple M4 Max", None, None, None, None, None, 546, f"{M4_2024}: 40 GPU cores", METAL),
+    _chip("MI300X", "MI300X( OAM| VF)?", 1307.4, 1307.4, 653.7, 163.4, 192, MI300X, SPX),
+    _chip("TPU v2, one of two cores", "TPU v2", 22.5, None, None, None, 8, TPU_HALF, TPU_CORE),
+    _chip("TPU v3, one of two cores", "TPU v3", 61.5, None, None, None, 16, TPU_HALF, TPU_CORE),
+    _chip("TPU v4", "TPU v4", 275, None, None, None, 32, TPU, TPU_ONLY),
+    _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, TPU, TPU_ONLY),
+    _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, TPU, TPU_ONLY),
+    _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, TPU, TPU_ONLY),
+    _chip("M1", "Apple M1", None, None, None, 2.6, None, f"{M1_2020}: 8 GPU cores", SHADERS),
+    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, f"{M1_2021}: 16 GPU cores", SHADERS),
+    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, f"{M1_2021}: 32 GPU cores", SHADERS),
 )  # fmt: skip
 
 
@@ -272,7 +256,6 @@ def derived_cpu(
         tf32=None,
         float32=cycles * float32,
         memory_bytes=None,
-        bandwidth=None,
         derived=True,
         source=f"derived: {speed} x {formats}{float32} FLOP/cycle in float32 ({vectors})",
         note=f"{lacking}no TF32 units; {unknown}",

@@ -47,11 +47,7 @@ NAMES = {  # as torch.cuda.get_device_name, torch_xla's xla_device_kind and sysc
     "TPU v5p": "TPU v5p",
     "TPU v6 lite": "TPU v6e",
     "TPU v6e": "TPU v6e",
-    **{
-        f"Apple {chip}": chip
-        for chip in ("M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra")
-    },
-    **{f"Apple {chip}": chip for chip in ("M3", "M3 Pro", "M3 Max", "M3 Ultra", "M4", "M4 Pro", "M4 Max")},
+    **{f"Apple {chip}": chip for chip in ("M1", "M1 Pro", "M1 Max")},
 }
 by_name = pytest.mark.parametrize("chip", peaks.CHIPS, ids=lambda chip: chip.name)
 
@@ -113,7 +109,9 @@ def test_every_chip_is_found_by_some_real_name() -> None:
         "AMD Instinct MI300X HF",
         "AMD Instinct MI325X",
         "Apple M1 (Virtual)",
-        "Apple M5",
+        "Apple M1 Ultra",
+        "Apple M2",
+        "Apple M4 Max",
         "TPU v4 lite",
         "TPU v5 lite pod",
         "TPU v6",
@@ -172,10 +170,6 @@ def test_memory_in_a_grace_hopper_s_name_is_not_taken_for_the_gpu_s() -> None:
     assert found("NVIDIA GH200 480GB").memory_bytes == 96 * 2**30
 
 
-def test_bandwidth_is_in_bytes_per_second() -> None:
-    assert found("NVIDIA A100-SXM4-40GB").bandwidth == 1555e9
-
-
 def test_a_peak_is_told_by_the_name_of_its_number_format() -> None:
     chip = found("NVIDIA A100-SXM4-40GB")
     assert [chip.peak(rate) for rate in RATES] == [312e12, 312e12, 156e12, 19.5e12]
@@ -218,7 +212,6 @@ def test_figures_are_of_the_magnitude_of_their_units(chip: peaks.Chip) -> None:
     rates = [rate for rate in map(chip.peak, RATES) if rate is not None]
     assert all(1e12 < rate < 1e16 for rate in rates)
     assert chip.memory_bytes is None or 2**33 <= chip.memory_bytes < 2**38
-    assert chip.bandwidth is None or 5e10 < chip.bandwidth < 2e13
 
 
 def test_a_cpu_s_peak_is_cores_times_clock_times_flop_per_cycle() -> None:
