@@ -116,7 +116,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         if time.monotonic() > deadline:
             late = ", ".join(str(number) for number, rank in enumerate(ranks) if rank.poll() is None)
             if patience == ENDING_SECONDS:
-                print(f"gpt2: rank {late} did not end with the others and were killed", file=sys.stderr)
+                print(f"gpt2: rank {late} did not end with the others: killed", file=sys.stderr)
             _end(ranks)
             return failed
         time.sleep(0.02)

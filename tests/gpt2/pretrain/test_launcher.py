@@ -156,7 +156,7 @@ def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
     monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.3)
     assert launch(f"if rank == 1:\n    sys.exit(130)\n{WAITS}") == 130
     assert not (tmp_path / "waited").exists()
-    assert "rank 0, 2 did not end with the others and were killed" in capfd.readouterr().err
+    assert "rank 0, 2 did not end with the others: killed" in capfd.readouterr().err
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
