@@ -25,6 +25,20 @@ from gpt2.hardware.peaks import Chip
 from gpt2.training.memory_estimate import MemoryEstimate, estimate
 
 
+@dataclass(frozen=True)
+class Answer:
+    """Whether a rung can run."""
+
+    text: str
+    """With the reason, and what to do, where it cannot."""
+    refusal: str = ""
+    """Why it cannot, in a word or two; empty where it can."""
+
+
+def _unsupported(reason: object) -> Answer:
+    return Answer(f"not supported: {reason}", refusal="not supported")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Planned:
     """A rung, and what it would take here."""
@@ -34,8 +48,12 @@ class Planned:
     tokens_per_step: int
     memory_bytes: int | None
     """Estimate per device; None of another trainer."""
-    answer: str | None
-    """Whether it can run; None where that is not known."""
+    answer: Answer | None
+    """None where it is not known whether it can run."""
+
+    @property
+    def refused(self) -> bool:
+        return self.answer is not None and self.answer.refusal != ""
 
 
 def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Brief:
@@ -58,7 +76,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
             try:
                 rung = ladder.carrying(without=unsupported, upto=rung.name).rung(rung.name)
             except LadderError as error:
-                refused = Unsupported(f"unsupported: {error.__cause__ or error}")
+                refused = _unsupported(error.__cause__ or error)
         changed = rung.changed
         if refused:
             here = refused
@@ -68,30 +86,33 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
             needed = estimate(workload, rung.toggles)
             memory, changed = needed.total, describe(rung.toggles, before, workload)
             here = _on_chip(workload, rung, needed, other_chip) if other_chip else _here(ladder, rung, needed)
-        first_can = bool(rows) and not isinstance(rows[0].answer, No)
-        if refused or (tries and first_can and isinstance(here, No)):
-            unsupported.append(rung.name)
-        elif not rung.external:
-            before = rung.toggles
-        rows.append(
-            Planned(
-                rung=rung.name,
-                changed=", ".join(changed) or "nothing",
-                tokens_per_step=rung.tokens_per_step(workload.seq_len),
-                memory_bytes=memory,
-                answer=here,
-            )
+        row = Planned(
+            rung=rung.name,
+            changed=", ".join(changed) or "nothing",
+            tokens_per_step=rung.tokens_per_step(workload.seq_len),
+            memory_bytes=memory,
+            answer=here,
         )
+        first_can = bool(rows) and not rows[0].refused
+        rows.append(row)
+        if rung.external:
+            continue
+        if refused or (tries and first_can and row.refused):
+            unsupported.append(rung.name)
+        else:
+            before = rung.toggles
     where = f"On {other_chip.name}" if other_chip else "Here"
     ours = [row for row, rung in zip(rows, rungs, strict=True) if not rung.external]
-    able = sum(not isinstance(row.answer, No) for row in ours)
+    able = sum(not row.refused for row in ours)
     columns: list[Column[Planned]] = [
         Column("Rung", lambda row: row.rung, words=True),
         Column("Changed", lambda row: row.changed, words=True),
         Column("Tokens per step", lambda row: row.tokens_per_step, "{:,}".format, drop=1),
         Column("GiB per device", lambda row: row.memory_bytes, lambda size: f"{size / GIB:,.2f}"),
     ]
-    brief = Column[Planned](where, lambda row: _briefly(row.answer), words=True)
+    brief = Column[Planned](
+        where, lambda row: row.answer and (row.answer.refusal or row.answer.text), words=True
+    )
     table = Table(title=f"{ladder.path}: {ladder.name}", columns=[*columns, brief], rows=rows)
     p = ladder.protocol
     fewer = f"{p.least_blocks} where these take longer than {p.max_window_seconds:g} s"
@@ -106,7 +127,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs "
         f"per token at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
     ]
-    full = Column[Planned](where, lambda row: row.answer, words=True)
+    full = Column[Planned](where, lambda row: row.answer and row.answer.text, words=True)
     return Brief(
         answer=[f"{where}: {able} of {len(ours)} rungs of {ladder.name} can run."],
         table=table,
@@ -115,14 +136,9 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     )
 
 
-def _briefly(answer: str | None) -> str | None:
-    """An answer without its reason and remedies, which a note has."""
-    return answer.briefly if isinstance(answer, No) else answer
-
-
 def _why_not(rows: Sequence[Planned]) -> list[str]:
     """A line for each reason why rungs cannot run, the most frequent first."""
-    reasons = Counter(row.answer for row in rows if isinstance(row.answer, No))
+    reasons = Counter(row.answer.text for row in rows if row.answer and row.refused)
     return [f"{count} of {len(rows)} rungs {reason}." for reason, count in reasons.most_common()]
 
 
@@ -157,72 +173,52 @@ def _rounds(ladder: Ladder) -> str:
     return f"{repeats} rounds" if repeats > 1 else "1 round"
 
 
-class No(str):
-    """An answer that says that a rung cannot run."""
-
-    briefly = "no"
-
-
-class Unsupported(No):
-    """An answer about what a device cannot do, whatever its memory."""
-
-    briefly = "unsupported"
-
-
-class TooLarge(No):
-    """An answer about a rung that needs more memory than there is."""
-
-    briefly = "does not fit"
-
-
-def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
+def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> Answer:
     try:
         with warnings.catch_warnings(action="ignore"):  # they are for processes that train
             device = find(rung.toggles)
         check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
-        return Unsupported(f"unsupported: {error}")
+        return _unsupported(error)
     except DeviceError as error:
-        return No(f"no: {error}")
+        return Answer(f"no: {error}", refusal="no")
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
     if here is None or memory.total * ranks <= TIGHT * here:
-        return "yes"
+        return Answer("yes")
     if memory.total * ranks <= here:
-        return f"perhaps: tight in {_gib(here / ranks)}"
+        return Answer(f"perhaps: tight in {_gib(here / ranks)}")
     return _too_large(ladder.workload, rung.toggles, memory, here / ranks)
 
 
-def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:
+def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> Answer:
     reason = missing.get(rung.toggles.device) or why_missing(external, rung.toggles, ladder.path)
-    return f"unsupported: {reason}" if reason else "yes"
+    return _unsupported(reason) if reason else Answer("yes")
 
 
-def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
+def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> Answer:
     """Return whether a rung fits a chip, by its kind of device and its datasheet."""
     if rung.toggles.device == HOST:
-        return "trains on a CPU"
+        return Answer("trains on a CPU")
     try:
         check(rung.toggles)
     except UnsupportedToggle as error:
-        return Unsupported(f"unsupported: {error}")
+        return _unsupported(error)
     number_format = rung.toggles.product_format()
     if chip.lacks(number_format):
         instead = "float16" if number_format == "bfloat16" else "highest"
-        return Unsupported(f"unsupported: {chip.name} has no {number_format} units; choose {instead}")
+        return _unsupported(f"{chip.name} has no {number_format} units; choose {instead}")
     if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
-        return Unsupported(
-            f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
-        )
+        return _unsupported(f"{chip.name} is older than FlashAttention's kernels; choose efficient")
     if chip.memory_bytes is None:
-        return "unknown: its name covers several sizes of memory"
+        return Answer("unknown: its name covers several sizes of memory")
     if TIGHT * chip.memory_bytes < memory.total <= chip.memory_bytes:
-        return f"perhaps: tight in {_gib(chip.memory_bytes)}{_needs(rung)}"
+        return Answer(f"perhaps: tight in {_gib(chip.memory_bytes)}{_needs(rung)}")
     if memory.total <= chip.memory_bytes:
-        return f"fits into {_gib(chip.memory_bytes)}{_needs(rung)}"
+        return Answer(f"fits into {_gib(chip.memory_bytes)}{_needs(rung)}")
     return _too_large(workload, rung.toggles, memory, chip.memory_bytes)
 
 
-def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
+def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> Answer:
     """Return the answer, with remedies, where the estimate exceeds the available memory."""
     remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
     if toggles.recompute != "block" and _possible(replace(toggles, recompute="block")):
@@ -232,7 +228,8 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
     if toggles.device == HOST and toggles.world_size > 1:
         remedies = ["fewer processes, which share this machine's memory"]
-    return TooLarge(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
+    tried = ", ".join(remedies) or "a smaller model"
+    return Answer(f"will not fit into {_gib(available)}; try {tried}", refusal="does not fit")
 
 
 def _gib(size: float) -> str:

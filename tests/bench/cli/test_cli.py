@@ -211,7 +211,7 @@ def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
 def test_a_plan_says_once_why_several_rungs_cannot_run_here(write_ladder) -> None:
     path = write_ladder("[{name: a}, {name: b, set: {attention: cudnn}}, {name: c, set: {adamw: fused}}]")
     said = " ".join(bench("plan", path).stdout.split())
-    assert "2 of 3 rungs unsupported: attention: cudnn" in said
+    assert "2 of 3 rungs not supported: attention: cudnn" in said
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_a_ladder_over_kinds_of_device_says_of_each_whether_it_is_here() -> None
     text = planned(ladder)
     assert "Here" in text
     assert "yes" in text
-    assert text.count("unsupported: device: ") >= 2  # no machine has a GPU of Apple's and one of NVIDIA's
+    assert text.count("not supported: device: ") >= 2  # no machine has a GPU of Apple's and one of NVIDIA's
 
 
 def test_a_chip_given_by_hand_comes_before_the_ladder_s_own() -> None:

@@ -89,7 +89,7 @@ def test_a_plan_says_so_beforehand(cpu, ladder: Ladder, monkeypatch: pytest.Monk
     cpu(SLOW)
     monkeypatch.setattr("gpt2.device.check", lambda *what: None)  # whatever else is missing here
     of = sum(not rung.again for rung in ladder.rungs)
-    told = f"1 of {of} rungs unsupported: autocast: bfloat16: this CPU has no units for it"
+    told = f"1 of {of} rungs not supported: autocast: bfloat16: this CPU has no units for it"
     assert told in in_full(plan.plan(ladder, ladder.rungs))
 
 

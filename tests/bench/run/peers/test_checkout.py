@@ -258,7 +258,7 @@ def test_a_plan_lists_external_rungs_and_what_they_lack(
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     text = in_full(plan(ladder, ladder.rungs))
     assert "external: nanoGPT" in text
-    assert "unsupported: nanoGPT: set NANOGPT" in text
+    assert "not supported: nanoGPT: set NANOGPT" in text
 
 
 def test_a_checkout_s_version_says_whether_it_was_edited_and_to_what(tmp_path: Path) -> None:
