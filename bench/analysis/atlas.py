@@ -81,7 +81,7 @@ class Line:
 
 
 FEW = 2
-"""Most toggles of a change that stands with the single ones; changes of more come last."""
+"""Changes of up to so many toggles are sorted by gain together; changes of more come after them."""
 
 
 def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[Line]:

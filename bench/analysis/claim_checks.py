@@ -81,7 +81,10 @@ def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, flo
 
 
 def _comparable(*measurements: Measurement) -> int:
-    """How many of the first losses are comparable: a step that float16's scaler skips delays a run by one."""
+    """How many of the first losses are comparable: those up to the first step that float16's scaler skipped.
+
+    After a skipped step the weights are one step behind, and so are the losses.
+    """
     scaled = [m for m in measurements if m.skipped_steps]
     skips = [step for m in scaled for step, norm in enumerate(m.grad_norms) if not math.isfinite(norm)]
     return min(skips, default=PARITY_STEPS - 1) + 1
@@ -123,7 +126,7 @@ def _reference_name(rung: Sequence[Record], reference: Sequence[Record]) -> str:
 
 
 def divergence(rung: Sequence[Record]) -> str | None:
-    """Since when a rung computed no finite numbers, among the steps that are compared; None if it did."""
+    """Which number of the compared steps was not finite first, and at which step; None if all were finite."""
     for m in measurements(rung):
         for what, values in (("loss", m.losses[:PARITY_STEPS]), ("gradient norm", m.grad_norms[:1])):
             step = next((n for n, x in enumerate(values, 1) if not math.isfinite(x)), None)
@@ -178,17 +181,16 @@ EVIDENCE_COMPARES = {
     "recompute",
     "reductions",
 }
-"""Toggles whose proofs say what ran: those whose proof can hold for two values alike; most need not.
+"""Toggles whose proof can pass for two different values.
 
-Where that is, word for word, what ran before, the change did nothing. Modes of torch.compile are not
-among them: they may differ in ways that one step does not show.
+If the evidence text equals the previous rung's, the change had no effect. `compile` is not among them: two of
+its modes may give the same evidence and yet differ, in ways that one step does not show.
 """
 
 CHOSEN_BY_TIMING = {"products"}
-"""Those toggles that time several ways and choose one.
+"""Of these, toggles that time several ways and take the fastest, which may be the one that ran before.
 
-Where they choose what ran before, a rung that changes nothing else did nothing; one that changes more did
-what it says.
+A rung that changes nothing else then had no effect. For a rung that changes more it is no failed check.
 """
 
 

@@ -313,7 +313,7 @@ def _trainer(external: External) -> str:
 
 
 def _dropped(rung: list[Record], run: Run) -> list[str]:
-    """A caveat where a sweep's candidate ran in fewer rounds than the sweep's control, which ends a round."""
+    """A caveat where a sweep's candidate ran in fewer rounds than its control did, which runs in all."""
     if rung[0].kind != "sweep":
         return []
     first = next(iter(run.rungs))
@@ -325,7 +325,10 @@ def _dropped(rung: list[Record], run: Run) -> list[str]:
 def _broken_reference(
     rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]
 ) -> str | None:
-    """Name of the rung that `reference` trains like, or is, if that rung's losses failed their check."""
+    """Name of the rung that `reference` is, or repeats with other steps, if that rung failed its own check.
+
+    A comparison with it tells nothing. None if the reference is sound.
+    """
     index = reference[0].rung_index - (reference[0].kind == "parity")
     if rung[0].kind == "sweep" and reference[0].kind == "parity":
         index = next((row.index for row in above if row.tps), index)  # the first that ran

@@ -243,7 +243,7 @@ def scoreboard(
 
 
 def _latest(records: Sequence[Record]) -> list[Record]:
-    """Records without processes that were cut short and that a resumed run has run again."""
+    """The last attempt at each process: without those cut short that a resumed run ran again."""
     again = {r.key: r for r in sorted(records, key=lambda r: r.time) if r.cut_short}
     done = {r.key for r in records if not r.cut_short}
     return [r for r in records if not r.cut_short or (r.key not in done and r is again[r.key])]

@@ -19,10 +19,7 @@ FAR_TOO_SLOW = 0.5
 ERRORS = 2.0
 """Standard errors of the two windows by which a rung has to be ahead."""
 STALE = 2
-"""After so many tries that were within the noise of the best one's window, that is taken again.
-
-The best is so by its window: by luck that may be one of a fast minute, which no later rung would reach.
-"""
+"""Re-measure the best rung after this many near-ties: its one window may have been lucky."""
 
 
 def judge(record: Record, tried: Sequence[Record]) -> Scout:
@@ -88,7 +85,10 @@ def is_close(tried: Sequence[Record], rung_index: int) -> bool:
 
 
 def _over_floor(record: Record) -> float | None:
-    """By how many times its floor a sound try was faster than the best, below 0 if slower; None of others."""
+    """A sound try's lead over the best, in units of its floor; below 0 if it was slower.
+
+    None where the try is not sound, or has no ratio.
+    """
     scout = record.scout
     if record.status != "ok" or not scout or scout.check != "ok" or not scout.ratio or not scout.floor:
         return None

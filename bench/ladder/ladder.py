@@ -116,7 +116,7 @@ class Rung:
     external: PeerRung | None = None
     """Another trainer in place of ours, to which only device, threads and allocator of the toggles apply."""
     again: str | None = None
-    """Name of the rung that this one tries once more, at the end; None for others."""
+    """If set, this is the second attempt at that rung, appended at the end of the ladder."""
     without: tuple[str, ...] = ()
     """Names of the rungs above it whose changes it does not keep, because they were not carried."""
 

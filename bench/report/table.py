@@ -41,7 +41,7 @@ class Column(Generic[Kind]):
     """Writes a value; text stands as it is, and an absent value is a dash."""
     _: KW_ONLY
     text: Callable[[Kind], str | None] | None = None
-    """The cell, where it is more than the formatted value."""
+    """Overrides the cell's text; `value` is still what exports use."""
     beneath: Callable[[Any], object] = lambda row: None
     """Value for a row beneath the others, which is of another kind."""
     key: str = ""

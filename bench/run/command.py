@@ -37,7 +37,10 @@ class Options:
     minutes: float | None = None
     """Time for the run, into which its rounds are fitted; None for as many as the ladder asks for."""
     patience: float = 1.0
-    """How many times `minutes` the rounds may take that an interval needs; above 1 one round always runs."""
+    """The first LEAST_ROUNDS rounds, which an interval needs, may take so many times `minutes`.
+
+    Above 1, one round always runs.
+    """
     place: Place | None = None
     """Place among several nodes; None if there is one."""
 

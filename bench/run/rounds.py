@@ -94,10 +94,9 @@ class Rounds(Schedule):
 
 
 class Climb:
-    """A ladder that finds its own way up: tries the rungs, then measures those that were carried, in rounds.
+    """The tasks of `carry: if_faster`: tries each rung, then measures those that were carried, in rounds.
 
-    Of a ladder's rungs only the chosen ones are tried and carried, and always the first of the ladder, which
-    says on which device.
+    If the user named some rungs only, just these are tried, and the ladder's first, which names the device.
     """
 
     cut: Cut | None = None

@@ -117,9 +117,9 @@ def _named(root: Path) -> list[tuple[int, Path]]:
 
 
 def _step_within(folder: Path) -> int | None:
-    """Return the step that a training's facts tell; None of weights alone, and where the facts are damaged.
+    """Return the step in a training's facts; None for weights alone.
 
-    Who takes such a checkpoint for a training's is told by read(), or by what then misses the training.
+    Damaged facts give None here; read() reports the error when the checkpoint is used.
     """
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))

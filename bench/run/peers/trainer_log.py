@@ -148,8 +148,7 @@ class LogTiming:
     def _settle(self, start: Line, line: Line) -> None:
         """Leave one block untimed: clocks settle, and one step alone tells little of a block's steps.
 
-        It ends by time, not after so many steps: of two lines that came together, because this process was
-        busy, the second seems to have taken no time.
+        Ends after a time, not a number of steps: if two lines are read at once, the second's interval is 0.
         """
         if line.at - start.at >= self._protocol.block_seconds:
             interval = line.step - self.lines[-2].step
