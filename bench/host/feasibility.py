@@ -23,7 +23,7 @@ SIDE = 256
 """Side of the square matmul that is timed: 40 ms where it is slowest, and larger ones are slower still."""
 SECONDS = 0.2
 """Duration of the attempts, several because other programs may run."""
-HOPELESS = 4.0
+TIMES_SLOWER_IF_EMULATED = 4.0
 """A format this many times slower than float32 is emulated."""
 
 
@@ -56,7 +56,7 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
     )
     needed = tokens * workload.flops_per_token / protocol.timeout_seconds
     rate = product_rate(toggles.autocast, needed)
-    if rate >= needed or product_rate("float32") < HOPELESS * rate:
+    if rate >= needed or product_rate("float32") < TIMES_SLOWER_IF_EMULATED * rate:
         return
     raise UnsupportedToggle(
         "autocast",

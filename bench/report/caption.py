@@ -27,14 +27,14 @@ from gpt2.config.toggles import HOST
 from gpt2.config.workload import Workload
 
 
-def usual_step(board: Scoreboard) -> int | None:
+def first_step_tokens(board: Scoreboard) -> int | None:
     """Tokens per optimiser step of the first row that has any."""
     return next((row.tokens_per_step for row in board.rows if row.tokens_per_step), None)
 
 
 def other_step(row: Row, board: Scoreboard) -> bool:
     """Whether the row's optimiser steps are of another size than the first one's."""
-    return row.tokens_per_step is not None and row.tokens_per_step != usual_step(board)
+    return row.tokens_per_step is not None and row.tokens_per_step != first_step_tokens(board)
 
 
 def other_method(row: Row, board: Scoreboard) -> bool:
@@ -69,7 +69,7 @@ def caption(board: Scoreboard) -> list[str]:
         sizes = ", ".join(
             f"{size:,} ({listed([row.rung for row in rows])})" for size, rows in by_size.items()
         )
-        lines.append(f"† Tokens per optimiser step: {usual_step(board):,}, but {sizes}.")
+        lines.append(f"† Tokens per optimiser step: {first_step_tokens(board):,}, but {sizes}.")
     lines += [*_swept(board), *_counting(board), *_verdicts(board), MATHS, *_until(board), *_mfu(board)]
     lines += [*_ceilings(board), *_memory(board), *_reserved(board), *_chips(board), *_kernels(board)]
     lines += _efficiency(board)

@@ -56,7 +56,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
         "external": row.trainer,
         "maths": row.maths,
-        "doubts": "; ".join(row.caveats) or None,
+        "caveats": "; ".join(row.caveats) or None,
         "status": row.status,
         "tried": row.tried,
         "error": row.error.strip().splitlines()[0] if row.error else None,

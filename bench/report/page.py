@@ -38,7 +38,7 @@ from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
-from bench.report.caption import usual_step
+from bench.report.caption import first_step_tokens
 from bench.report.cross_run import fastest_published
 from bench.report.peers import peer_results
 from bench.report.screen import (
@@ -162,7 +162,7 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         alike = fastest_of_first_step(board, best)
-        step = f"{usual_step(board):,} tokens per step, as {plain(board.rows[0].rung)}"
+        step = f"{first_step_tokens(board):,} tokens per step, as {plain(board.rows[0].rung)}"
         same = f"; {times(alike.speedup.value)} with {step}" if alike and alike.speedup else ""
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)

@@ -41,13 +41,13 @@ from bench.report.caption import (
     certainty,
     derived_peak,
     fastest_in_words,
+    first_step_tokens,
     largest_batches,
     mark,
     noise_warnings,
     other_method,
     other_step,
     rung_and_speed,
-    usual_step,
 )
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
@@ -336,7 +336,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
-            yield f"With {usual_step(board):,} tokens per step: {rung_and_speed(alike)}{over}."
+            yield f"With {first_step_tokens(board):,} tokens per step: {rung_and_speed(alike)}{over}."
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {certainty(board, best)}."
@@ -402,7 +402,7 @@ def _marks(board: Scoreboard) -> Iterator[str]:
     if "†" in marks:
         others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
-        yield f"† {sizes} tokens per step, not {usual_step(board):,}: another training."
+        yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: another training."
     if "*" in marks:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in marks:

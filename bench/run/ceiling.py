@@ -44,7 +44,7 @@ SQUARE_SECONDS = 4.0
 """The two largest of SQUARES are measured that take at most this many times `seconds` in float32."""
 LONGEST_SECONDS = 20.0
 """Matmuls that would take more than this many times `seconds`, such as emulated ones, are left out."""
-HOPELESS = 4.0
+TIMES_SLOWER_IF_EMULATED = 4.0
 """float16 is left out where it is this many times slower than float32, being emulated."""
 BLOCKS = 5
 """Approximate number of blocks in `seconds`."""
@@ -282,8 +282,8 @@ def _probe(timing: Timing) -> tuple[dict[str, float], dict[str, str]]:
             absent[number_format] = str(error)
             continue
         rate = _rate(x, x, number_format, replace(timing, seconds=timing.seconds / 10))
-        if number_format == "float16" and rate * HOPELESS < rates["float32"]:
-            absent[number_format] = f"more than {HOPELESS:g} times slower than float32 here"
+        if number_format == "float16" and rate * TIMES_SLOWER_IF_EMULATED < rates["float32"]:
+            absent[number_format] = f"more than {TIMES_SLOWER_IF_EMULATED:g} times slower than float32 here"
         else:
             rates[number_format] = rate
     return rates, absent

@@ -17,7 +17,7 @@ from bench.ladder.sweep_axis import DOUBLED, Axis
 from bench.records.record import Record
 from gpt2.config.toggles import HOST, Toggles, describe, resolve
 
-HOPELESS = 0.8
+DROPPED_BELOW = 0.8
 """With --best, candidates below this share of the fastest are dropped after round 1."""
 
 MOST_ACCUMULATED = 256
@@ -327,11 +327,11 @@ class Search:
         board = scoreboard([record for record in self._ended.values() if record.repetition == 1])
         # Speed-ups, because speeds before and after an interruption do not compare.
         over = {row.index: row.speedup.value if row.speedup else math.inf for row in board.sound}
-        least = HOPELESS * max((value for value in over.values() if value < math.inf), default=0.0)
+        least = DROPPED_BELOW * max((value for value in over.values() if value < math.inf), default=0.0)
         left = [rung for rung in ran if rung is ran[0] or over.get(rung.index, 0.0) >= max(least, 1e-9)]
         if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):
             note(
-                f"not run again, below {HOPELESS:.0%} of the fastest in round 1 or with a failed check: "
+                f"not run again, below {DROPPED_BELOW:.0%} of the fastest in round 1 or with a failed check: "
                 f"{'; '.join(dropped)}"
             )
         return left

@@ -251,7 +251,7 @@ def test_train_asks_for_no_toggle_of_its_own() -> None:
             assert "toggles" not in ast.dump(node.test), ast.unparse(node.test)
 
 
-PROSE = {"error", "warning", "warnings", "doubt", "doubts", "changed", "source", "peak_flops_source"}
+PROSE = {"error", "warning", "warnings", "caveat", "caveats", "changed", "source", "peak_flops_source"}
 """What holds sentences for people, by its name."""
 READING = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "find", "index", "count"}
 

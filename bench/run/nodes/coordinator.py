@@ -240,7 +240,7 @@ class DistributedTask:
             return mine.model_copy(update={"status": "interrupted", "error": error})
         if mine.status == "interrupted" and self._team.requested:
             return mine
-        return verdict(self._team.place, {0: mine, **self._answers})
+        return merged_outcome(self._team.place, {0: mine, **self._answers})
 
     @property
     def _unanswered(self) -> list[int]:
@@ -276,7 +276,7 @@ CONSEQUENCE = re.compile(
 """Matches errors that a node's ranks report when the ranks of another are gone."""
 
 
-def verdict(place: Place, sides: Mapping[int, Outcome]) -> Outcome:
+def merged_outcome(place: Place, sides: Mapping[int, Outcome]) -> Outcome:
     """Merge the outcomes of all nodes: that of node 0, or of the likeliest cause if one has failed."""
     mine = sides[0]
     warnings = [

@@ -12,7 +12,7 @@ from shown import in_full
 
 from bench.cli import dry_run as plan
 from bench.host import feasibility as foresight
-from bench.host.feasibility import HOPELESS, check_time, product_rate
+from bench.host.feasibility import TIMES_SLOWER_IF_EMULATED, check_time, product_rate
 from bench.ladder.ladder import Ladder, load
 from bench.run import worker
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
@@ -69,7 +69,7 @@ def test_the_same_format_is_tried_where_the_model_is_small_enough_or_there_is_ti
 def test_a_cpu_that_is_as_slow_in_float32_is_not_refused_what_float32_would_not_mend(
     cpu, ladder: Ladder
 ) -> None:
-    cpu({"float32": 0.9e9 * HOPELESS * 0.99, "bfloat16": 0.9e9})
+    cpu({"float32": 0.9e9 * TIMES_SLOWER_IF_EMULATED * 0.99, "bfloat16": 0.9e9})
     assert not refused(ladder, "bfloat16")
 
 
@@ -111,4 +111,4 @@ def test_a_product_is_not_timed_again_once_it_was_fast_enough(monkeypatch: pytes
 
 @pytest.mark.skipif(BFLOAT16_UNITS, reason="this CPU multiplies bfloat16 by oneDNN")
 def test_where_onednn_has_no_kernels_for_bfloat16_its_rate_tells() -> None:
-    assert product_rate("bfloat16") * HOPELESS < product_rate("float32")
+    assert product_rate("bfloat16") * TIMES_SLOWER_IF_EMULATED < product_rate("float32")

@@ -46,9 +46,9 @@ def test_the_columns_of_toggles_are_the_toggles_and_nothing_else() -> None:
 def test_a_rung_that_may_not_be_called_the_fastest_says_why() -> None:
     residual = record("r", 1, toggles=replace(CUDA, residual="bfloat16"), measurement=measurement(9e3))
     first, second = json.loads(to_json([scoreboard([record(), residual])]))
-    assert (first["maths"], first["doubts"]) == ("equal", None)
+    assert (first["maths"], first["caveats"]) == ("equal", None)
     assert (
-        second["doubts"]
+        second["caveats"]
         == second["maths"]
         == "residual=bfloat16 changes the maths: " + ("each layer's sum is rounded to bfloat16")
     )

@@ -29,7 +29,7 @@ from bench.run.command import Options
 from bench.run.executor import Executor
 from bench.run.nodes import coordinator, rendezvous
 from bench.run.nodes.agent import Agent, NodeExit
-from bench.run.nodes.coordinator import DistributedTask, Team, described, verdict
+from bench.run.nodes.coordinator import DistributedTask, Team, described, merged_outcome
 from bench.run.nodes.rendezvous import Rendezvous
 from bench.run.nodes.topology import Place, PlaceError
 from bench.run.probe import ProbeResult
@@ -300,12 +300,12 @@ LOST = Outcome(status="failed", error="was lost: its store was closed")
 def test_the_side_that_was_the_cause_is_named_first(
     mine: Outcome, theirs: Outcome, status: str, first: str
 ) -> None:
-    found = verdict(at(0), {0: mine, 1: theirs})
+    found = merged_outcome(at(0), {0: mine, 1: theirs})
     assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
 
 
 def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
-    found = verdict(at(0), {0: OK, 1: KILLED})
+    found = merged_outcome(at(0), {0: OK, 1: KILLED})
     assert (found.status, found.warnings) == (
         "ok",
         ["after the window: node 1 of 2: killed by SIGKILL: last words"],
@@ -313,7 +313,7 @@ def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
 
 
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
-    found = verdict(
+    found = merged_outcome(
         at(0), {0: OK, 1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)}
     )
     assert [each.split(";")[0] for each in found.warnings] == [
