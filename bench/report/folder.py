@@ -20,6 +20,7 @@ from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.atlas import TITLE, pictured
 from bench.report.screen import limit_of, machine_titles, screen_markdown, task_title
+from bench.report.single_run import loss_curves
 from bench.report.table import Table, notes_to_markdown, share_notes
 from gpt2.files.atomic import atomic_write
 
@@ -28,10 +29,10 @@ INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md
 
 def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     """The text of each file, by its path within the folder. pictures: whether they are drawn beside them."""
-    names = pages(report.boards)
+    names, boards = pages(report.boards), report.boards
     written = {INDEX: _index(report, names, pictures=pictures)}
-    for board, name, tables in zip(report.boards, names, report.runs, strict=True):
-        written[name] = _run(board, tables, report.price_per_hour)
+    for board, name, stem, tables in zip(boards, names, stems(boards), report.runs, strict=True):
+        written[name] = _run(board, tables, report.price_per_hour, stem if pictures else None)
     if together := [*report.together, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
@@ -134,12 +135,21 @@ def _said(board: Scoreboard) -> str:
     return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
 
 
-def _run(board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None) -> str:
-    lines = [screen_markdown(board, "#", price_per_hour=price_per_hour)]
-    for table in tables:
-        body = table.to_markdown("###").split("\n", 2)[2]
-        lines.append(f"<details><summary>{escape(plain(table.title))}</summary>\n\n{body}\n</details>\n")
-    return "\n".join(lines)
+def _run(board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None, stem: str | None) -> str:
+    """The page of a run: one screen first, details folded. stem: of its pictures; None without any."""
+    parts = [(table.title, table.to_markdown("###").split("\n", 2)[2]) for table in tables]
+    if stem and any(row.tps for row in board.rows):
+        parts.append(("Speed, speed-up, share of the limit and memory, drawn", _drawn(f"{stem}-rungs")))
+        if loss_curves(board):
+            parts.append(("Loss by step, drawn", _drawn(f"{stem}-loss-by-step")))
+    folded = [
+        f"<details><summary>{escape(plain(title))}</summary>\n\n{body}\n</details>\n" for title, body in parts
+    ]
+    return "\n".join([screen_markdown(board, "#", price_per_hour=price_per_hour), *folded])
+
+
+def _drawn(stem: str) -> str:
+    return "\n".join([*_picture(f"../plots/{stem}", stem), ""])
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:

@@ -45,70 +45,6 @@ function filter(words) {
   at("count").textContent = words.length ? `${shown} of ${all} rows` : "";
 }
 
-// --- Two rungs compared
-
-// Student's t quantiles for a 95 % interval, by degrees of freedom; beyond them the normal distribution's is near.
-const T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131,
-  2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
-
-function moments(values) {
-  const logs = values.map(Math.log), mean = logs.reduce((a, b) => a + b, 0) / logs.length;
-  const spread = logs.reduce((sum, x) => sum + (x - mean) ** 2, 0) / Math.max(1, logs.length - 1);
-  return {mean, error: spread / logs.length, n: logs.length};
-}
-
-// As bench.stats: paired within rounds of one run, Welch's interval between two.
-function ratio(a, b) {
-  let difference, error, freedom;
-  if (a.run === b.run) {
-    const paired = Object.keys(b.tps).filter((round) => round in a.tps).map((round) => b.tps[round] / a.tps[round]);
-    if (!paired.length) return null;
-    const found = moments(paired);
-    [difference, error, freedom] = [found.mean, found.error, found.n - 1];
-    if (found.n < 3) error = null;
-  } else {
-    const [x, y] = [moments(Object.values(a.tps)), moments(Object.values(b.tps))];
-    difference = y.mean - x.mean;
-    error = Math.min(x.n, y.n) < 3 ? null : x.error + y.error;
-    freedom = error ? error ** 2 / (x.error ** 2 / (x.n - 1) + y.error ** 2 / (y.n - 1)) : 1;
-  }
-  const t = T[Math.max(1, Math.floor(freedom)) - 1] ?? 1.96;
-  return {value: Math.exp(difference), half: error === null ? null : Math.exp(t * Math.sqrt(error)) - 1};
-}
-
-function compare() {
-  const [a, b] = ["a", "b"].map((id) => data.rungs[Number(at(id).value)]);
-  const place = at("compared");
-  place.replaceChildren();
-  if (!a || !b) return;
-  const unlike = Object.keys(a.task).filter((key) => a.task[key] !== b.task[key]);
-  const bad = [a, b].filter((each) => !["ok", "inert", "external"].includes(each.status));
-  const found = !unlike.length && !bad.length ? ratio(a, b) : null;
-  if (found) {
-    const text = `B is ${found.value.toFixed(2)} times as fast as A` +
-      (found.half === null ? " (too few rounds for an interval)." : ` ±${(100 * found.half).toFixed(1)} %.`);
-    place.append(element("p", text, found.half !== null && Math.abs(Math.log(found.value)) > Math.log1p(found.half)
-      ? (found.value > 1 ? "good" : "bad") : ""));
-  } else {
-    const why = unlike.length ? `another task: ${unlike.join(", ")}` : bad.map((each) => each.status).join(", ") || "no round has both";
-    place.append(element("p", `These two do not rank: ${why}.`));
-  }
-  const keys = [...new Set([...Object.keys(a.facts), ...Object.keys(b.facts)])].filter((key) => a.facts[key] !== b.facts[key]);
-  const table = document.createElement("table"), body = document.createElement("tbody");
-  const head = document.createElement("tr");
-  for (const name of ["What differs", "A", "B"]) { const cell = element("th", name, "word"); cell.scope = "col"; head.append(cell); }
-  for (const key of keys) {
-    const line = document.createElement("tr"), name = element("th", key, "word");
-    name.scope = "row";
-    line.append(name, element("td", a.facts[key] ?? "-", "word"), element("td", b.facts[key] ?? "-", "word"));
-    body.append(line);
-  }
-  const top = document.createElement("thead");
-  top.append(head); table.append(top, body);
-  const around = element("div", "", "scroll");
-  around.tabIndex = 0; around.append(table); place.append(around);
-}
-
 // --- Making elements
 
 function element(name, text, kind) {
@@ -431,8 +367,6 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
 at("run")?.addEventListener("change", (event) => choose(Number(event.target.value)));
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
 at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
-for (const id of ["a", "b"]) at(id).addEventListener("change", compare);
 window.addEventListener("beforeprint", () => { for (const table of document.querySelectorAll("details.table")) table.open = true; });
 for (const event of ["resize", "beforeprint"]) window.addEventListener(event, () => show(shownTab()));
-compare();
 show(location.hash.slice(1) in TABS ? location.hash.slice(1) : run ? "climb" : "published");

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
 from bench.analysis.cross_run import RungView, by_speed, fastest_rung
 from bench.analysis.row import Row
-from bench.analysis.run_records import group_by, measurements, tps_by_round, varying
+from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     floor,
@@ -25,7 +25,6 @@ from bench.format import (
     judged,
     loss,
     number,
-    percent,
     plain,
     plural,
     ratio,
@@ -34,7 +33,6 @@ from bench.format import (
     verdict_word,
     whole_percent,
 )
-from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
@@ -59,7 +57,7 @@ from bench.report.screen import (
     warnings_by_weight,
 )
 from bench.report.single_run import WORK, work_of
-from bench.report.table import Column, Table
+from bench.report.table import Table
 from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
@@ -74,23 +72,18 @@ class RunTables:
     title: str
     tables: Sequence[Table]
     environment: str
-    samples: Table
 
 
 def page(report: Report) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     boards = report.boards
     chosen = boards.index(max(boards, key=_tells_most)) if boards else 0
-    above = sum(len(board.rows) for board in boards[:chosen])
     shown = {
         "chosen": chosen,
-        "first": above,
-        "last": above + len(boards[chosen].rows) - 1 if boards else 0,
         "runs": [
             _run(board, hardware, report.price_per_hour)
             for board, hardware in zip(boards, machine_titles(boards), strict=True)
         ],
-        "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
     }
@@ -244,18 +237,12 @@ def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
 
 def _blocks(records: Sequence[Record]) -> list[list[str]]:
     """Round, tokens per second, and the seconds of each block of each process that was timed."""
-    return [[str(record.repetition), number(tps), _seconds(m)] for record, m, tps in _timed(records)]
-
-
-def _timed(records: Sequence[Record]) -> list[tuple[Record, Measurement, float]]:
-    """Those of the records whose blocks were timed, with tokens per second."""
-    measured = [(record, record.measurement) for record in records if record.measurement]
-    speeds = [(r, m, m.tokens_per_second) for r, m in measured if m.block_seconds]
-    return [(r, m, tps) for r, m, tps in speeds if tps is not None]
-
-
-def _seconds(measurement: Measurement) -> str:
-    return " ".join(f"{seconds:.4g}" for seconds in measurement.block_seconds)
+    timed = [(r.repetition, r.measurement) for r in records if r.measurement and r.measurement.block_seconds]
+    return [
+        [str(repetition), number(m.tokens_per_second), " ".join(f"{each:.4g}" for each in m.block_seconds)]
+        for repetition, m in timed
+        if m.tokens_per_second is not None
+    ]
 
 
 def _attributed(rung: Attribution) -> dict[str, Any]:
@@ -324,56 +311,10 @@ def _published(table: Table) -> dict[str, Any]:
     }
 
 
-# --- Tables and the comparison of two rungs
+# --- Tables
 
 
 def _tables(board: Scoreboard, tables: Sequence[Table]) -> RunTables:
     environment = dumps(board.environment.model_dump(mode="json"), indent=2)
     what = f"{board.title}: {plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
-    return RunTables(title=what, tables=tables, environment=environment, samples=_samples(board))
-
-
-def _samples(board: Scoreboard) -> Table:
-    columns: list[Column[tuple[Record, Measurement, float]]] = [
-        Column("Rung", lambda sample: sample[0].rung, words=True),
-        Column("Kind", lambda sample: sample[0].kind, words=True),
-        Column("Round", lambda sample: sample[0].repetition),
-        Column("TPS", lambda sample: sample[2], number),
-        Column("Steps per block", lambda sample: sample[1].block_steps),
-        Column("Seconds of each block", lambda sample: _seconds(sample[1]), words=True),
-    ]
-    return Table(title="Raw samples", columns=columns, rows=_timed(board.records))
-
-
-def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
-    """Facts by which the page compares a rung with another."""
-    records = board.records_of(row)
-    machine, workload = board.environment, records[0].workload
-    facts = {
-        "maths": row.maths,
-        "torch": machine.torch,
-        "chip": machine.chip,
-        "devices of the machine": str(machine.device_count),
-        "CPU": machine.cpu,
-        "Python": machine.python,
-        **machine.versions,
-        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in varying(Toggles(), row.toggles)},
-        **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
-        "tokens per second": number(row.tps.value) if row.tps else None,
-        "MFU (bf16)": percent(row.mfu),
-        "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
-        "peak memory is": row.peak_memory_method,
-        "loss at step": f"{board.loss_step}: {loss(row.loss)}" if row.loss is not None else None,
-        "code (hash)": machine.code_hash[:12],
-        "from": board.source.as_posix() if board.source else None,
-    }
-    return {
-        "name": plain(f"{board.title}: {row.rung}"),
-        "run": run,
-        "status": row.status,
-        "task": {key: workload[key] for key in ("model", "seq_len")},
-        "tps": {
-            f"{repetition} {session}": tps for (repetition, session), tps in tps_by_round(records).items()
-        },
-        "facts": {name: value if value is None else plain(str(value)) for name, value in facts.items()},
-    }
+    return RunTables(title=what, tables=tables, environment=environment)

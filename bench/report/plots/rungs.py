@@ -1,4 +1,4 @@
-"""The rungs of a ladder: the climb, each figure on its own, and what each change buys."""
+"""The rungs of a ladder: the climb, and each figure on its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
-from bench.analysis.attribution import GAINS, Attribution, Gain
-from bench.analysis.attribution import attribution as attributed
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
+from bench.format import GIB, number, plural, tokens_per_second, verdict_word
 from bench.report.plots import style
 from bench.report.screen import (
     CEILING,
@@ -193,42 +191,3 @@ def peak_gib(row: Row) -> Estimate | None:
     """Peak memory of all rounds, without an interval."""
     peak = row.peak_memory_bytes
     return Estimate(peak / GIB, None, None, rounds=1) if peak is not None else None
-
-
-def attribution(board: Scoreboard) -> Figure | None:
-    """What each change buys: added in order, alone, and last."""
-    rungs = attributed(board)
-    if not rungs:
-        return None
-    figure = Figure(figsize=(WIDTH, 1.4 + style.total_height([rung.rung for rung in rungs], 0.6)))
-    axes = figure.add_subplot()
-    at = style.label_rungs(axes, [rung.rung for rung in rungs])
-    axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)
-    if board.delta is not None:
-        axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=style.NEITHER, alpha=0.25, lw=0)
-    for place, ((name, label), marker) in enumerate(zip(GAINS.items(), "osD", strict=True)):
-        gains: list[Gain] = [getattr(rung, name) for rung in rungs]
-        points = [(y + 0.22 * (place - 1), gain.ratio) for y, gain in zip(at, gains, strict=True)]
-        drawn = [(y, ratio) for y, ratio in points if ratio]
-        values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
-        axes.plot(values, ys, marker, color=style.COLOURS[place], label=label, ms=6)
-        style.draw_intervals(axes, ys, [ratio for _, ratio in drawn])
-    axes.set_xscale("log")
-    style.plain_log(axes.xaxis)
-    ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=ticks, numticks=20))
-    axes.set_xlabel("tokens per second with the change over without it (log scale); grey: the noise floor")
-    figure.legend(loc="outside lower center", ncols=3)
-    figure.suptitle(f"{_most(rungs)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
-    return figure
-
-
-def _most(rungs: Sequence[Attribution]) -> str:
-    """The change that surely gave most in order, and what it gave alone and last."""
-    sure = [rung for rung in rungs if rung.in_order.ratio and rung.in_order.verdict == "faster"]
-    if not sure:
-        return "What each change buys: none is told from noise in order"
-    best = max(sure, key=lambda rung: rung.in_order.ratio.value if rung.in_order.ratio else 0.0)
-    gains = (("in order", best.in_order), ("alone", best.alone), ("added last", best.last))
-    words = [f"{times(gain.ratio.value)} {how}" for how, gain in gains if gain.ratio]
-    return f"{style.shortened(best.rung, 40)} gave most: {', '.join(words)}"

@@ -182,24 +182,13 @@ def _same_clips(text: str) -> str:
     return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
 
 
-def draw_intervals(
-    axes: Axes,
-    at: Sequence[float],
-    values: Sequence[Estimate],
-    *,
-    upright: bool = False,
-    colour: str | None = None,
-) -> None:
-    """Draw intervals as lines, horizontal or upright."""
+def draw_intervals(axes: Axes, at: Sequence[float], values: Sequence[Estimate]) -> None:
+    """Draw intervals as horizontal lines."""
     for place, each in zip(at, values, strict=True):
         if each.low is None or each.high is None:
             continue
-        value, reach = each.value, [[each.value - each.low], [each.high - each.value]]
-        line = colour or axes.xaxis.label.get_color()
-        if upright:
-            axes.errorbar(place, value, yerr=reach, color=line, capsize=3, lw=1.2)
-        else:
-            axes.errorbar(value, place, xerr=reach, color=line, capsize=3, lw=1.2)
+        reach = [[each.value - each.low], [each.high - each.value]]
+        axes.errorbar(each.value, place, xerr=reach, color=axes.xaxis.label.get_color(), capsize=3, lw=1.2)
 
 
 def text_beside(axes: Axes, x: float, y: float, text: str) -> None:

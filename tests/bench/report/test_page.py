@@ -256,24 +256,6 @@ def test_closing_a_rungs_detail_leads_back_to_its_bar_even_after_the_window_was_
     assert shown.locator("#climbed .on").count() == 0
 
 
-def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) -> None:
-    shown.click("#tab-machines")
-    options = shown.locator("#a option").all_inner_texts()
-    shown.select_option("#a", index=0)
-    shown.select_option("#b", index=next(n for n, name in enumerate(options) if "h200" in name))
-    said = shown.inner_text("#compared")
-    assert "B is 1.20 times as fast as A ±" in said
-    assert "chip" in said
-    assert "NVIDIA H200" in said
-
-
-def test_the_maths_are_among_the_facts_by_which_two_rungs_are_compared() -> None:
-    residual = record("r", 1, toggles=replace(BF16, residual="bfloat16"))
-    found = page(assemble([scoreboard([record(), residual])]))
-    assert '"facts": {"maths": "equal", ' in found
-    assert '"facts": {"maths": "residual=bfloat16 changes the maths: ' in found
-
-
 @pytest.mark.parametrize("tab", ["climb", "machines", "attribution", "trainers", "published", "runs"])
 def test_nothing_is_wider_than_a_phone(shown: Any, tab: str) -> None:
     shown.click(f"#tab-{tab}")
@@ -291,7 +273,6 @@ def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> Non
     shown.emulate_media(media="print")
     shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert not shown.locator("#compare").is_visible()
 
 
 def test_every_chart_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
