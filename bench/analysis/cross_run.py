@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.analysis.compare import RANKED
-from bench.analysis.row import Row, memory_ratio, status_of
+from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
@@ -177,7 +177,6 @@ class ChainRow:
     """Speed-up over the rung before in the same run."""
     verdict: Verdict | None
     """Verdict on over_before."""
-    memory_over_first: float | None
 
     @property
     def orders_of_magnitude(self) -> float | None:
@@ -238,7 +237,7 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
             f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
         )
     added = baseline.board.place not in runs
-    rungs = [rung for board in runs.values() for rung in rung_views(board)]
+    rungs = [rung for board in runs.values() for rung in rung_views(board) if not rung.row.left_out]
     if added:
         rungs.insert(0, baseline)
     else:  # the board that is shown takes the place of the one that the baseline was read from
@@ -266,7 +265,6 @@ def _chain_row(rung: RungView, baseline: RungView, above: Sequence[RungView]) ->
         over_first=speed_ratio(rung, first) if first else None,
         over_before=rung.row.gain if both_ranked else None,
         verdict=rung.row.verdict if both_ranked else None,
-        memory_over_first=memory_ratio(rung.row, first.row) if first and rung.ranked else None,
     )
 
 

@@ -31,6 +31,7 @@ from bench.format import (
 )
 from bench.report.brief import Brief
 from bench.report.cross_run import derived_note, ranks_note
+from bench.report.single_run import TOKENS
 from bench.report.table import Column, Table
 
 BETWEEN_RUNS = (
@@ -276,9 +277,7 @@ def chain_columns(chain: Chain) -> list[Column[ChainRow]]:
         Column("Over rung before", lambda row: judged(row.over_before, row.verdict), drop=7),
         Column("MFU (bf16)", lambda row: row.rung.mfu_cell, drop=6),
         Column("Peak memory (GiB)", lambda row: row.rung.row.peak_memory_bytes, gib, drop=5),
-        Column("Memory over first", lambda row: row.memory_over_first, times, drop=1),
-        Column("Time for 1M tokens", lambda row: _time(row, 1e6), drop=4),
-        Column("Time for 10B tokens", lambda row: _time(row, 1e10), drop=10),
+        Column("Time for 10B tokens", _time, drop=10),
         Column("Status", lambda row: row.rung.status_cell, words=True),
     ]
 
@@ -288,9 +287,9 @@ def _orders(row: ChainRow) -> str | None:
     return f"{orders + 0.0:.2f}" if orders is not None else None  # never -0.00
 
 
-def _time(row: ChainRow, tokens: float) -> str | None:
+def _time(row: ChainRow) -> str | None:
     tps = row.rung.row.tps
-    return training_time(tokens, tps.value) if tps and tps.value and row.rung.ranked else None
+    return training_time(TOKENS, tps.value) if tps and tps.value and row.rung.ranked else None
 
 
 def _letter(chain: Chain, rung: RungView) -> str:
@@ -363,7 +362,7 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     if len(sizes) > 1:
         included = "what larger steps gain is in these ratios"
         yield f"Tokens per optimiser step: {sizes[0]:,} to {sizes[-1]:,}; {included}."
-    yield "Times are of training alone at that TPS, without evaluation or checkpoints."
+    yield "The time is of training alone at that TPS, without evaluation or checkpoints."
 
 
 def _chain_legend(run: Scoreboard, name: str) -> str:

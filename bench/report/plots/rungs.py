@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, tokens_per_second, verdict_word
+from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
 from bench.report.plots import style
 from bench.report.screen import (
     CEILING,

@@ -150,7 +150,7 @@ def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: P
     assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
 
 
-def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path) -> None:
+def test_memory_that_was_found_out_in_other_ways_is_said_not_to_compare(tmp_path: Path) -> None:
     file = tmp_path / "h100.jsonl"
     for index, (name, size, method) in enumerate((("a", 4, "one"), ("b", 3, "one"), ("c", 2, "other"))):
         toggles = replace(CUDA, micro_batch_size=index + 1)
@@ -158,7 +158,6 @@ def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path)
         found = measurement(peak_memory_bytes=size * 2**30, peak_memory_method=method, tokens_per_step=tokens)
         append(file, record(name, index, toggles=toggles, measurement=found))
     shown = chained(file, start=f"{file}:a")
-    assert cells(shown, "Memory over first") == ["1.00x", "0.75x", "-"]
     assert any("different methods do not compare" in note for note in table_of(shown).notes)
 
 
