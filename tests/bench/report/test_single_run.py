@@ -16,7 +16,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
 from bench.analysis.warnings import warnings
-from bench.format import duration, markdown, number, plain
+from bench.format import number
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
 from bench.records.record import RecordError, append
@@ -919,26 +919,6 @@ def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
     line = next(line for line in shown.getvalue().splitlines() if line.strip().startswith("baseline"))
     assert "device=cuda" in line
     assert "1,000" in line
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0"), (0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234567.8, "1,234,568")],
-)
-def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h"), (5 * 86400, "5.00 days")]
-)
-def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_control_characters_are_taken_out_and_markdown_is_escaped() -> None:
-    assert plain("a\x1b[31m\r\n\tb\u202e") == "a [31m b"
-    assert markdown("a|b*c <i>") == "a\\|b\\*c &lt;i&gt;"
 
 
 def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
