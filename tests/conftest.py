@@ -73,6 +73,17 @@ def process_settings():
         enable(True)
 
 
+@pytest.fixture(scope="module")
+def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing comes from code that was compiled before a module's tests.
+
+    torch's cache takes graphs for the same that were compiled for different attention kernels.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
 @pytest.fixture
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """tiktoken's GPT-2 vocabulary from disk."""

@@ -45,7 +45,7 @@ KIND: Literal["cpu", "cuda"] = "cuda"
 """What is tested; with cpu, many tests run on any machine, to find plain mistakes in them."""
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.usefixtures("process_settings", *(["gpu"] if KIND == "cuda" else [])),
+    pytest.mark.usefixtures("process_settings", "own_compile_cache", *(["gpu"] if KIND == "cuda" else [])),
 ]
 NEEDS = COMPANIONS | {
     ("attention", "flex"): {"compile": "default"},
@@ -59,14 +59,6 @@ NEEDS = COMPANIONS | {
 """What a value of a toggle needs of others on CUDA."""
 NO_LEVERS = {"device", "threads", "affinity", "allocator"}
 """Toggles the same in all cases, a CPU's, or set before a process starts; the last has its own test."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Nothing comes from code that was compiled before these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        yield
 
 
 def here(**changes: object) -> Toggles:

@@ -5,18 +5,13 @@ Trainings here run on a CPU, where the same operators are made of torch's functi
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from places import ROOT
+from kernels import by_kernels
 from torch import Tensor
 from trainings import FOUR, assert_trains_alike
 from trainings import start_on_a_cpu as start
@@ -99,22 +94,7 @@ def by_triton(device: str) -> dict[str, Pair]:
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
-    if not find_spec("triton"):
-        pytest.skip("Triton is not here: torch's CUDA builds for Linux bring it, or pip install triton")
-    if torch.cuda.is_available():
-        return by_triton("cuda")
-    # Triton reads the variable when it is imported, and then has no compiler in that process.
-    path = tmp_path_factory.mktemp("kernels") / "found.pt"
-    imports = "import torch; from test_bias_gradients import by_triton"
-    program = f"{imports}; torch.save(by_triton('cpu'), {str(path)!r})"
-    here = Path(__file__).parent
-    places = os.pathsep.join(
-        [str(here), str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")]
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": places}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return torch.load(path)
+    return by_kernels(by_triton, tmp_path_factory.mktemp("kernels"))
 
 
 def assert_gelu(found: Pair, gradient: Tensor, wide: Tensor) -> None:

@@ -5,8 +5,6 @@ Liger Kernel's own code runs by Triton's interpreter where both packages are ins
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from places import ROOT
+from kernels import interpreted
 from torch import Tensor
 from trainings import FOUR, WORKLOAD, assert_trains_alike
 from trainings import start_on_a_cpu as start
@@ -491,12 +489,7 @@ torch.save(found, sys.argv[1])
     not (find_spec("liger_kernel") and find_spec("triton")), reason="pip install liger-kernel triton"
 )
 def test_ligers_own_kernel_has_torchs_losses_and_gradients_and_zeros_for_pads(tmp_path: Path) -> None:
-    places = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": places}
-    command = [sys.executable, "-c", LIGER, str(tmp_path / "found.pt")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for losses, gradient, given, targets in torch.load(tmp_path / "found.pt").values():
+    for losses, gradient, given, targets in interpreted(LIGER, tmp_path / "found.pt").values():
         wide = given.double().requires_grad_()
         expected = F.cross_entropy(wide, targets, reduction="none")
         expected.sum().backward()

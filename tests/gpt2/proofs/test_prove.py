@@ -6,7 +6,7 @@ import contextlib
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
@@ -28,18 +28,10 @@ from gpt2.proofs.prove import PROOFS, prove
 from gpt2.training.stages import model_config
 from gpt2.training.train import Training
 
-pytestmark = pytest.mark.usefixtures("process_settings")
+pytestmark = pytest.mark.usefixtures("process_settings", "own_compile_cache")
 
 AMX = torch.cpu._is_amx_tile_supported()
 """Whether the CPU has it; without, oneDNN computes products of float32 exactly, whatever is set."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """torch's cache takes graphs for the same that were compiled for different attention kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        yield
 
 
 @pytest.fixture(autouse=True)
