@@ -242,50 +242,8 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, vocabulary: None) -> None:
     assert tokenise(plain) == tokenise(marked)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b" \n\t \r\n", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n", "\u3000".encode()]
-)
-def test_a_blank_file_holds_no_text(content: bytes, tmp_path: Path, vocabulary: None) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.txt holds no text"):
-        tokenise(tmp_path / "a.txt")
-
-
 def test_nul_characters_are_text(tmp_path: Path, vocabulary: None) -> None:
     assert tokens_of(tokenise(written(tmp_path, "a\0\0b"))) == by_tiktoken("a\0\0b")
-
-
-@pytest.mark.parametrize(
-    ("content", "place"),
-    [
-        (b"abc\xff\xfe", 3),
-        (codecs.BOM_UTF8 + b"ab\xc3(", 5),
-        ("é".encode() * (3 << 19) + b"\xe6\xbc", 3 << 20),
-        (b"a " * (1 << 20) + b"\xed\xa0\x80", 2 << 20),
-    ],
-)
-def test_what_is_not_utf8_is_named_by_its_byte_in_the_file(
-    content: bytes, place: int, tmp_path: Path, vocabulary: None
-) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=rf"a\.txt is not UTF-8 text \(.* at byte {place}\)$"):
-        tokenise(tmp_path / "a.txt")
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        ("text".encode("utf-16"), "UTF-16"),
-        (gzip.compress(b"text", mtime=0), "compressed by gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-    ],
-)
-def test_a_file_of_another_kind_is_called_by_it(
-    content: bytes, what: str, tmp_path: Path, vocabulary: None
-) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=rf"is not UTF-8 text .*; the file is .*{what}"):
-        tokenise(tmp_path / "a.txt")
 
 
 # --- what is no text, or another one by now
@@ -297,42 +255,52 @@ def test_a_text_that_is_overstruck_as_manuals_are_is_tokenised(tmp_path: Path, v
     assert tokenise(tmp_path / "a.txt").stat().st_size > HEADER_BYTES + 2 * len(content) / 3
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "To be, or not to be: that is the question".encode("utf-16-le"),
-        "To be, or not to be: that is the question".encode("utf-16-be"),
-        b"To be, or not to be. " * 50_000 + bytes(500_000),
-        bytes(20_000) + b"To be, or not to be. " * 5_000,
+BLANK = r"a\.txt holds no text"
+NUL = r"a\.txt is not UTF-8 text \(much of it is control characters\)"
+NO_TEXT = {
+    "an empty file": (b"", BLANK),
+    "a blank file": (b" \n\t \r\n", BLANK),
+    "a byte order mark": (codecs.BOM_UTF8, BLANK),
+    "a byte order mark and a line's end": (codecs.BOM_UTF8 + b"\n", BLANK),
+    "a wide blank": ("\u3000".encode(), BLANK),
+    "no UTF-8": (b"abc\xff\xfe", r"a\.txt is not UTF-8 text \(.* at byte 3\)$"),
+    "no UTF-8 behind a mark": (codecs.BOM_UTF8 + b"ab\xc3(", r"a\.txt is not UTF-8 text \(.* at byte 5\)$"),
+    "a letter cut off": (
+        "é".encode() * (3 << 19) + b"\xe6\xbc",
+        r"a\.txt is not UTF-8 text \(.* at byte 3145728\)$",
+    ),
+    "half a surrogate pair": (
+        b"a " * (1 << 20) + b"\xed\xa0\x80",
+        r"a\.txt is not UTF-8 text \(.* at byte 2097152\)$",
+    ),
+    "UTF-16": ("text".encode("utf-16"), r"is not UTF-8 text .*; the file is .*UTF-16"),
+    "gzip": (gzip.compress(b"text", mtime=0), r"is not UTF-8 text .*; the file is .*compressed by gzip"),
+    "zstd": (b"\x28\xb5\x2f\xfd", r"is not UTF-8 text .*; the file is .*zstd"),
+    "UTF-16LE": ("To be, or not to be: that is the question".encode("utf-16-le"), NUL),
+    "UTF-16BE": ("To be, or not to be: that is the question".encode("utf-16-be"), NUL),
+    "no end": (b"To be, or not to be. " * 50_000 + bytes(500_000), NUL),
+    "no beginning": (bytes(20_000) + b"To be, or not to be. " * 5_000, NUL),
+    "a hole": (
         b"To be, or not to be. " * 200_000 + bytes(9000) + b"To be, or not to be. " * 200_000,
+        NUL,
+    ),
+    "a hole between samples": (
         b"To be, or not to be. " * 300 + bytes(5000) + b"To be, or not to be. " * 9000,
-        "Быть или не быть, вот в чём вопрос".encode("utf-16-le"),
-    ],
-    ids=[
-        "UTF-16LE",
-        "UTF-16BE",
-        "no end",
-        "no beginning",
-        "a hole",
-        "a hole between samples",
-        "Cyrillic UTF-16LE",
-    ],
-)
-def test_a_text_that_is_largely_nul_characters_is_refused(
-    content: bytes, tmp_path: Path, vocabulary: None
-) -> None:
+        NUL,
+    ),
+    "Cyrillic UTF-16LE": ("Быть или не быть, вот в чём вопрос".encode("utf-16-le"), NUL),
+    "a pointer of git LFS": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+        r"a\.txt is a pointer of git LFS in place of the file itself \(git lfs pull\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_TEXT)
+def test_what_is_no_text_is_refused_with_what_it_is(kind: str, tmp_path: Path, vocabulary: None) -> None:
+    content, complaint = NO_TEXT[kind]
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text \(much of it is control characters\)"):
-        tokenise(tmp_path / "a.txt")
-
-
-def test_a_pointer_of_git_lfs_is_no_text(tmp_path: Path, vocabulary: None) -> None:
-    (tmp_path / "a.txt").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
-    )
-    with pytest.raises(
-        DataError, match=r"a\.txt is a pointer of git LFS in place of the file itself \(git lfs pull\)"
-    ):
+    with pytest.raises(DataError, match=complaint):
         tokenise(tmp_path / "a.txt")
 
 

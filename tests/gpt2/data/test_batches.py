@@ -76,11 +76,15 @@ def test_other_text_under_a_known_name_is_said(tmp_path: Path) -> None:
     assert "is not the known tinyshakespeare" in warning
 
 
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path, vocabulary: None) -> None:
-    text = tmp_path / "a.txt"
-    text.write_bytes(b"abc\xff\xfe")
-    with pytest.raises(DataError, match=r"a\.txt is not UTF-8"):
-        open_corpus("mine", vocab_size=V, path=text)
+@pytest.mark.parametrize(
+    ("content", "complaint"), [(b"abc\xff\xfe", r"a\.txt is not UTF-8"), (b"", r"a\.txt holds no text")]
+)
+def test_text_without_a_token_or_of_no_utf8_is_refused_by_its_own_name(
+    content: bytes, complaint: str, tmp_path: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=complaint):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "a.txt")
 
 
 def test_without_vocabulary_and_network_the_error_names_the_ways(
@@ -377,18 +381,6 @@ def test_one_shard_of_another_width_among_others_is_refused(tmp_path: Path) -> N
         open_corpus("mine", vocab_size=V, path=tmp_path)
 
 
-def test_ids_of_a_larger_vocabulary_in_four_bytes_are_refused(tmp_path: Path) -> None:
-    np.random.default_rng(1).integers(0, 128_000, 3000).astype("<u4").tofile(tmp_path / "train.bin")
-    with pytest.raises(DataError, match="is beyond the model's vocabulary"):
-        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
-
-
-def test_big_endian_tokens_are_refused(tmp_path: Path) -> None:
-    numbers(3000).astype(">u2").tofile(tmp_path / "train.bin")
-    with pytest.raises(DataError, match="see that they are little-endian uint16"):
-        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
-
-
 FEW_KINDS_OF_TOKENS = {
     "characters as uint16": (small_ids(3000, 65), 65),
     "a vocabulary of one byte": (small_ids(3000, 256), 256),
@@ -472,42 +464,37 @@ def header(magic: int = MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     return ints.tobytes()
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (header(magic=20240801) + bytes(200), "Llama 3's uint32 tokens"),
-        (header(magic=20240802) + bytes(200), "magic 20240802 is not 20240520"),
-        (header(version=2) + bytes(200), "version 2 is not 1"),
-        (header(tokens=101) + bytes(200), "promises 101 tokens, the file holds 100"),
-        (header(tokens=0), "holds no tokens"),
-        (b"", "0 bytes"),
-        (b"abc", "3 bytes are no whole number"),
-    ],
-)
-def test_a_damaged_or_foreign_shard_is_refused(content: bytes, complaint: str, tmp_path: Path) -> None:
+FOREIGN = {
+    "of Llama 3": (header(magic=20240801) + bytes(200), "Llama 3's uint32 tokens"),
+    "another magic": (header(magic=20240802) + bytes(200), "magic 20240802 is not 20240520"),
+    "another version": (header(version=2) + bytes(200), "version 2 is not 1"),
+    "too few tokens": (header(tokens=101) + bytes(200), "promises 101 tokens, the file holds 100"),
+    "no tokens": (header(tokens=0), "holds no tokens"),
+    "nothing": (b"", "0 bytes"),
+    "three bytes": (b"abc", "3 bytes are no whole number"),
+    "an id beyond the vocabulary": (
+        np.insert(numbers(2999), 1234, 50257).astype("<u2").tobytes(),
+        r"token id 50257 of a\.bin is beyond the model's vocabulary of 50257",
+    ),
+    "a larger vocabulary in four bytes": (
+        np.random.default_rng(1).integers(0, 128_000, 3000).astype("<u4").tobytes(),
+        "is beyond the model's vocabulary",
+    ),
+    "big-endian": (numbers(3000).astype(">u2").tobytes(), "see that they are little-endian uint16"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_damaged_or_foreign_shard_is_refused(kind: str, tmp_path: Path) -> None:
+    content, complaint = FOREIGN[kind]
     (tmp_path / "a.bin").write_bytes(content)
     with pytest.raises(DataError, match=complaint):
         open_corpus("mine", vocab_size=V, path=tmp_path / "a.bin")
 
 
-def test_token_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
-    ids = numbers(3000)
-    ids[1234] = 50257
-    with pytest.raises(
-        DataError, match=r"token id 50257 of a\.bin is beyond the model's vocabulary of 50257"
-    ):
-        open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", ids))
-
-
 def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds no \.bin shard"):
         open_corpus("mine", vocab_size=V, path=tmp_path)
-
-
-def test_text_without_a_token_is_refused_by_its_own_name(tmp_path: Path, vocabulary: None) -> None:
-    (tmp_path / "empty.txt").write_text("")
-    with pytest.raises(DataError, match=r"empty\.txt holds no text"):
-        open_corpus("mine", vocab_size=V, path=tmp_path / "empty.txt")
 
 
 def test_an_unwritable_cache_is_named_where_text_needs_it(

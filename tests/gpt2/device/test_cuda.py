@@ -214,26 +214,21 @@ def test_a_t4_refuses_what_it_has_no_units_for(
         find(Toggles(device="cuda", **changes))
 
 
-def test_the_loss_by_triton_is_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [({"cross_entropy": "triton"}, "closed_form"), ({"bias_gradient": "triton"}, "torch")],
+)
+def test_the_loss_and_biases_by_triton_are_refused_without_triton(
+    changes: dict, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpt2.device import find
 
     Turing.install(monkeypatch)
     monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
     with pytest.raises(
-        UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose closed_form"
+        UnsupportedToggle, match=rf"Triton is not here; pip install triton .*, or choose {remedy}"
     ):
-        find(Toggles(device="cuda", cross_entropy="triton"))
-
-
-def test_biases_by_triton_are_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpt2.device import find
-
-    Turing.install(monkeypatch)
-    monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
-    with pytest.raises(
-        UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"
-    ):
-        find(Toggles(device="cuda", bias_gradient="triton"))
+        find(Toggles(device="cuda", **changes))
 
 
 def test_ranks_on_other_nodes_take_no_device_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -946,19 +946,19 @@ def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
     assert not folders(tmp_path / "checkpoints")
 
 
-def test_a_rank_with_other_data_than_the_first_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ((("another sha256", None), None), "rank 1 would train or validate on other data than rank 0"),
+        ((None, "no such folder"), "rank 1 cannot open the data: no such folder"),
+    ],
+    ids=["other data", "none"],
+)
+def test_a_rank_with_other_data_than_the_first_or_none_is_named_on_all(
+    told: tuple, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
-    with pytest.raises(DataError, match="rank 1 would train or validate on other data than rank 0"):
-        events(tiny_run(steps=1), tmp_path)
-
-
-def test_what_keeps_another_rank_from_its_data_is_said_on_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (None, "no such folder")])
-    with pytest.raises(DataError, match="rank 1 cannot open the data: no such folder"):
+    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, told])
+    with pytest.raises(DataError, match=complaint):
         events(tiny_run(steps=1), tmp_path)
 
 

@@ -517,10 +517,22 @@ def test_a_shard_that_has_gone_is_said(corpus: str, tmp_path: Path) -> None:
         made(corpus, tmp_path / "out", shard_tokens=1000)
 
 
-def test_a_folder_of_other_shards_is_refused(corpus: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "content", "complaint"),
+    [
+        ("theirs_train_000001.bin", "1234", r"holds theirs_train_000001\.bin and no index\.json"),
+        ("val.BIN", "mine", r"holds val\.BIN and no index\.json"),
+        ("index.json", "{", r"index\.json.*prepare the corpus into another folder"),
+        ("index.json", '{"version": 99}', r"index\.json.*prepare the corpus into another folder"),
+        ("index.json", "[]", r"index\.json.*prepare the corpus into another folder"),
+    ],
+)
+def test_a_folder_of_other_shards_or_a_damaged_or_foreign_index_is_refused(
+    file: str, content: str, complaint: str, corpus: str, tmp_path: Path
+) -> None:
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "theirs_train_000001.bin").write_bytes(b"1234")
-    with pytest.raises(DataError, match=r"holds theirs_train_000001\.bin and no index\.json"):
+    (tmp_path / "out" / file).write_text(content)
+    with pytest.raises(DataError, match=complaint):
         made(corpus, tmp_path / "out")
 
 
@@ -530,14 +542,6 @@ def test_a_second_preparation_of_the_same_folder_is_refused(corpus: str, tmp_pat
     with pytest.raises(DataError, match="another preparation is writing to"):
         made(corpus, tmp_path / "out")
     told.close()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("content", ["{", '{"version": 99}', "[]"])
-def test_a_damaged_or_foreign_index_is_refused(content: str, corpus: str, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "index.json").write_text(content)
-    with pytest.raises(DataError, match=r"index\.json.*prepare the corpus into another folder"):
-        made(corpus, tmp_path / "out")
 
 
 # --- what goes wrong
@@ -764,15 +768,6 @@ def test_a_text_that_is_trained_and_validated_on_is_told(corpus: str, tmp_path: 
     told: list[str] = []
     list(prepare(corpus, tmp_path / "out", val_corpus=corpus, processes=1, warn=told.append))
     assert any("trained on and validated on" in line for line in told)
-
-
-def test_a_folder_of_shards_whose_suffix_is_in_capitals_is_no_folder_to_prepare_into(
-    corpus: str, tmp_path: Path
-) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "val.BIN").write_bytes(b"mine")
-    with pytest.raises(DataError, match=r"holds val\.BIN and no index\.json"):
-        made(corpus, tmp_path / "out")
 
 
 def test_a_corpus_in_a_pipe_is_refused_with_what_to_do(tmp_path: Path) -> None:

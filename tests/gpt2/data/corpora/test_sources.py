@@ -418,22 +418,6 @@ def test_a_version_whose_positions_do_not_hold_is_refused(monkeypatch: pytest.Mo
 
 
 GOOD = '{"text": "a"}\n'
-BAD_LINES = {
-    "broken": (GOOD * 3 + '{"text": "b\n' + GOOD, r"a\.jsonl, line 4: no JSON"),
-    "no UTF-8": (GOOD.encode() * 2 + b'{"text": "\xff"}\n', r"a\.jsonl, line 3: no UTF-8"),
-    "a list": (GOOD + "[1]\n", r"a\.jsonl, line 2: no JSON object"),
-    "no column": (GOOD + '{"body": "b"}\n', r"a\.jsonl, line 2: no column 'text', but body"),
-    "a number": (GOOD + '{"text": 3}\n', r"a\.jsonl, line 2: 'text' is no text but int"),
-    "empty": ("", r"a\.jsonl holds no document"),
-}
-
-
-@pytest.mark.parametrize("which", BAD_LINES)
-def test_a_bad_line_is_named_by_file_and_number(which: str, tmp_path: Path) -> None:
-    content, complaint = BAD_LINES[which]
-    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DataError, match=complaint):
-        list(open_documents(str(tmp_path / "a.jsonl")))
 
 
 def test_compressed_lines_that_were_cut_off_are_refused(tmp_path: Path) -> None:
@@ -503,10 +487,20 @@ def test_a_folder_of_several_kinds_or_none_is_refused(tmp_path: Path) -> None:
         open_documents(str(tmp_path))
 
 
-def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_text("a")
-    with pytest.raises(DataError, match=r"a\.pdf, of no known kind; give files of one kind"):
-        open_documents(str(tmp_path / "a.pdf"))
+@pytest.mark.parametrize(
+    ("file", "complaint"),
+    [
+        ("a.pdf", r"a\.pdf, of no known kind; give files of one kind"),
+        ("a.json", r"a\.json, of no known kind; .*\.jsonl"),
+        ("a.jsonl.gz", r"a\.jsonl\.gz is not compressed by gzip; name it without \.gz"),
+    ],
+)
+def test_a_file_whose_name_tells_no_known_kind_or_a_wrong_one_is_refused(
+    file: str, complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(GOOD)
+    with pytest.raises(DataError, match=complaint):
+        open_documents(str(tmp_path / file))
 
 
 @pytest.mark.parametrize("file", ["a.txt", "a.jsonl", "a.parquet"])
@@ -545,23 +539,27 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_json_lines_of_every_form_are_read(form: str, tmp_path: Path) -> None:
-    content, expected = FORMS[form]
-    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert texts(open_documents(str(tmp_path / "a.jsonl"))) == expected
+BY_NAME = ["null first", "null on 300 lines, beside an id of text", "a byte order mark"]
 
 
 @pytest.mark.parametrize(
-    "form", ["null first", "null on 300 lines, beside an id of text", "a byte order mark"]
+    ("form", "column"), [*((form, None) for form in FORMS), *((form, "text") for form in BY_NAME)]
 )
-def test_json_lines_of_every_form_are_read_by_a_named_column(form: str, tmp_path: Path) -> None:
+def test_json_lines_of_every_form_are_read_with_and_without_the_columns_name(
+    form: str, column: str | None, tmp_path: Path
+) -> None:
     content, expected = FORMS[form]
     (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert texts(open_documents(str(tmp_path / "a.jsonl"), text_column="text")) == expected
+    assert texts(open_documents(str(tmp_path / "a.jsonl"), text_column=column)) == expected
 
 
 WRONG_FORMS = {
+    "broken": (GOOD * 3 + '{"text": "b\n' + GOOD, r"a\.jsonl, line 4: no JSON"),
+    "no UTF-8": (GOOD.encode() * 2 + b'{"text": "\xff"}\n', r"a\.jsonl, line 3: no UTF-8"),
+    "a list": (GOOD + "[1]\n", r"a\.jsonl, line 2: no JSON object"),
+    "no column": (GOOD + '{"body": "b"}\n', r"a\.jsonl, line 2: no column 'text', but body"),
+    "a number": (GOOD + '{"text": 3}\n', r"a\.jsonl, line 2: 'text' is no text but int"),
+    "empty": ("", r"a\.jsonl holds no document"),
     "pretty-printed": (
         '{\n  "text": "a"\n}\n',
         r"line 1: the beginning of an object over several lines; a",
@@ -604,18 +602,12 @@ WRONG_FORMS = {
 
 
 @pytest.mark.parametrize("form", WRONG_FORMS)
-def test_json_of_a_wrong_form_is_one_line_that_says_so(form: str, tmp_path: Path) -> None:
+def test_json_of_a_wrong_form_is_one_line_that_names_its_file_and_line(form: str, tmp_path: Path) -> None:
     content, complaint = WRONG_FORMS[form]
     (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=complaint) as said:
         list(open_documents(str(tmp_path / "a.jsonl")))
     assert "\n" not in str(said.value)
-
-
-def test_lines_that_are_not_compressed_as_their_name_says_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_text(GOOD)
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz is not compressed by gzip; name it without \.gz"):
-        open_documents(str(tmp_path / "a.jsonl.gz"))
 
 
 @pytest.mark.parametrize("file", ["A.JSONL", "a.Jsonl.GZ", "A.PARQUET", "A.TXT"])
@@ -630,12 +622,6 @@ def test_a_suffix_in_capitals_is_the_same_kind(file: str, tmp_path: Path) -> Non
         path.write_bytes(gzip.compress(line) if file.endswith("GZ") else line)
     assert texts(open_documents(str(path))) == ["a b"]
     assert texts(open_documents(str(tmp_path))) == ["a b"]
-
-
-def test_a_json_file_is_refused_with_the_name_that_json_lines_have(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(GOOD)
-    with pytest.raises(DataError, match=r"a\.json, of no known kind; .*\.jsonl"):
-        open_documents(str(tmp_path / "a.json"))
 
 
 def test_an_empty_first_file_does_not_decide_for_the_others(tmp_path: Path) -> None:
