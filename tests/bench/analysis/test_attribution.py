@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from samples import measurement, record
 from shown import to_markdown
 
@@ -59,16 +61,15 @@ def test_a_process_that_is_some_rung_already_is_found_there() -> None:
     assert fused.last.ratio.rounds == 3
 
 
-def test_a_sign_that_differs_is_flagged() -> None:
-    _, sdpa, _ = attribution(board(80.0, 400.0))
-    assert sdpa.alone.verdict == "slower"
-    assert sdpa.agreement == "sign differs"
-
-
-def test_a_sign_that_differs_within_the_noise_is_called_that() -> None:
-    _, sdpa, _ = attribution(board(99.9, 400.0))
-    assert sdpa.alone.verdict == "same"
-    assert sdpa.agreement == "sign differs, within noise"
+@pytest.mark.parametrize(
+    ("tps", "verdict", "agreement"),
+    [(80.0, "slower", "sign differs"), (99.9, "same", "sign differs, within noise")],
+)
+def test_a_sign_that_differs_is_flagged_and_said_to_be_within_the_noise_if_it_is(
+    tps: float, verdict: str, agreement: str
+) -> None:
+    _, sdpa, _ = attribution(board(tps, 400.0))
+    assert (sdpa.alone.verdict, sdpa.agreement) == (verdict, agreement)
 
 
 def test_what_leans_against_a_sure_direction_is_flagged_and_what_is_all_unclear_is_not() -> None:
@@ -94,16 +95,26 @@ def test_a_change_that_a_later_rung_sets_again_cannot_be_left_out() -> None:
     assert found.last.absent == "set again later"
 
 
-def test_what_failed_alone_says_how() -> None:
+@pytest.mark.parametrize(
+    ("change", "status", "shown"),
+    [
+        ({"attention": "cudnn"}, "unsupported", "not supported here"),
+        ({"micro_batch_size": 64}, "out_of_memory", "out of memory"),
+    ],
+)
+def test_what_did_not_run_alone_says_how_and_is_an_answer_and_no_failure(
+    change: dict[str, Any], status: str, shown: str
+) -> None:
     records = [
         record("a", 0, toggles=FIRST),
         record("b", 1, toggles=BF16),
-        record("c", 2, toggles=replace(BF16, attention="cudnn")),
-        record("c", 2, toggles=replace(FIRST, attention="cudnn"), kind="alone", status="unsupported"),
+        record("c", 2, toggles=replace(BF16, **change)),
+        record("c", 2, toggles=replace(FIRST, **change), kind="alone", status=status),
     ]
-    _, cudnn = attribution(scoreboard(records))
-    assert cudnn.alone.absent == "not supported here"
-    assert "| not supported here |" in to_markdown(scoreboard(records))
+    _, last = attribution(scoreboard(records))
+    assert last.alone.absent == shown
+    assert exit_code(records) == 0
+    assert f"| {shown} |" in to_markdown(scoreboard(records))
 
 
 def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
@@ -119,17 +130,6 @@ def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
         "",
     )
     assert ", no effect here |" in to_markdown(scoreboard(records))
-
-
-def test_running_out_of_memory_alone_is_an_answer_and_no_failure() -> None:
-    records = [
-        record("a", 0, toggles=FIRST),
-        record("b", 1, toggles=BF16),
-        record("c", 2, toggles=replace(BF16, micro_batch_size=64)),
-        record("c", 2, toggles=replace(FIRST, micro_batch_size=64), kind="alone", status="out_of_memory"),
-    ]
-    assert exit_code(records) == 0
-    assert "| out of memory |" in to_markdown(scoreboard(records))
 
 
 def test_a_run_that_did_not_ablate_has_no_such_table() -> None:

@@ -133,19 +133,15 @@ def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
     assert schedule.seconds_left(1, 2) == 2 * 15.0 + 10.0 + 20.0 + 2 * 15.0
 
 
-def test_a_resumed_run_of_one_round_measures_the_first_rung_again(write_ladder) -> None:
+@pytest.mark.parametrize(("done", "left"), [(["a"], ["b", "a (control)"]), (["a", "b"], [])])
+def test_a_resumed_run_of_one_round_measures_the_first_rung_again_if_any_is_missing(
+    write_ladder, done: list[str], left: list[str]
+) -> None:
     """What was measured before the interruption pairs with nothing that comes after it."""
     ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=1))
     schedule = Schedule(ladder, ladder.rungs)
-    schedule.resume([record("a", 0, 1)])
-    assert names(schedule.round(1)) == ["b", "a (control)"]
-
-
-def test_a_resumed_run_with_nothing_missing_has_nothing_to_run(write_ladder) -> None:
-    ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=1))
-    schedule = Schedule(ladder, ladder.rungs)
-    schedule.resume([record("a", 0, 1), record("b", 1, 1)])
-    assert names(schedule.round(1)) == []
+    schedule.resume([record(name, index, 1) for index, name in enumerate(done)])
+    assert names(schedule.round(1)) == left
 
 
 # --- variants -----------------------------------------------------------------------------------------------
@@ -212,39 +208,47 @@ def test_a_rung_that_is_to_run_out_of_memory_at_the_end_takes_no_part_in_the_abl
 # --- parity -------------------------------------------------------------------------------------------------
 
 
-def parity(write_ladder, before: str, after: str) -> Toggles | None:
+PARITY: dict[str, tuple[str, str, Toggles | None]] = {
+    "it is the rung before, accumulating as many tokens": (
+        "adamw: fused",
+        "micro_batch_size: 4, autocast: bfloat16",
+        Toggles(adamw="fused", grad_accum_steps=4),
+    ),
+    "it divides its micro-batch where the steps are no multiple": (
+        "micro_batch_size: 4",
+        "micro_batch_size: 6",
+        Toggles(micro_batch_size=2, grad_accum_steps=3),
+    ),
+    "it keeps the ranks of the rung before": (
+        "world_size: 2",
+        "world_size: 4",
+        Toggles(world_size=2, grad_accum_steps=2),
+    ),
+    "it has no weights whose gradients cannot be accumulated": (
+        "autocast: bfloat16, adamw: compiled, weights: bfloat16",
+        "micro_batch_size: 4",
+        Toggles(autocast="bfloat16", adamw="compiled", grad_accum_steps=4),
+    ),
+    "it does without CUDA graphs": (
+        "device: cuda, compile: reduce-overhead",
+        "micro_batch_size: 8",
+        Toggles(device="cuda", compile="default", grad_accum_steps=8),
+    ),
+    "ranks that cannot take steps of that size have none": ("world_size: 2", "world_size: 3", None),
+    "a rung that only accumulates more has none, which would be itself": (
+        "micro_batch_size: 4",
+        "micro_batch_size: 4, grad_accum_steps: 2",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARITY)
+def test_a_parity_child_takes_as_large_steps_as_the_rung_that_it_checks(case: str, write_ladder) -> None:
+    before, after, expected = PARITY[case]
     ladder = load(write_ladder(f"[{{name: a, set: {{{before}}}}}, {{name: b, set: {{{after}}}}}]"))
     found = variant(ladder, ladder.rungs[1], "parity")
-    return found.toggles if found else None
-
-
-def test_the_parity_child_is_the_rung_before_accumulating_as_many_tokens(write_ladder) -> None:
-    found = parity(write_ladder, "adamw: fused", "micro_batch_size: 4, autocast: bfloat16")
-    assert found == Toggles(adamw="fused", grad_accum_steps=4)
-
-
-def test_the_parity_child_divides_its_micro_batch_where_the_steps_are_no_multiple(write_ladder) -> None:
-    assert parity(write_ladder, "micro_batch_size: 4", "micro_batch_size: 6") == Toggles(
-        micro_batch_size=2, grad_accum_steps=3
-    )
-
-
-def test_the_parity_child_keeps_the_ranks_of_the_rung_before(write_ladder) -> None:
-    assert parity(write_ladder, "world_size: 2", "world_size: 4") == Toggles(world_size=2, grad_accum_steps=2)
-
-
-def test_the_parity_child_has_no_weights_whose_gradients_cannot_be_accumulated(write_ladder) -> None:
-    before = "autocast: bfloat16, adamw: compiled, weights: bfloat16"
-    expected = Toggles(autocast="bfloat16", adamw="compiled", grad_accum_steps=4)
-    assert parity(write_ladder, before, "micro_batch_size: 4") == expected
-
-
-def test_ranks_that_cannot_take_steps_of_that_size_leave_no_parity_child(write_ladder) -> None:
-    assert parity(write_ladder, "world_size: 2", "world_size: 3") is None
-
-
-def test_a_rung_that_only_accumulates_more_has_no_parity_child_which_would_be_itself(write_ladder) -> None:
-    assert parity(write_ladder, "micro_batch_size: 4", "micro_batch_size: 4, grad_accum_steps: 2") is None
+    assert (found and found.toggles) == expected
 
 
 def test_what_is_unsupported_here_has_no_parity_process(write_ladder) -> None:
@@ -260,11 +264,6 @@ def test_a_process_that_was_cut_short_before_its_proof_is_run_again(write_ladder
     schedule = Schedule(ladder, ladder.rungs)
     schedule.resume([record("a", 0, measurement=measurement(proofs=None), interrupted_late=True)])
     assert [task.rung.name for task in schedule.round(1) if task.kind == "cumulative"] == ["a", "b"]
-
-
-def test_the_parity_child_of_cuda_graphs_does_without_them(write_ladder) -> None:
-    found = parity(write_ladder, "device: cuda, compile: reduce-overhead", "micro_batch_size: 8")
-    assert found == Toggles(device="cuda", compile="default", grad_accum_steps=8)
 
 
 def test_only_a_rung_that_changes_the_tokens_per_step_has_a_parity_child_and_only_once(write_ladder) -> None:

@@ -147,8 +147,11 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_peak_that_is_no_peak_is_refused(write_ladder, tmp_path: Path) -> None:
-    done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "-5", "--out", tmp_path / "out")
+@pytest.mark.parametrize(("option", "value"), [("--peak-tflops", "-5"), ("--rungs", "")])
+def test_a_peak_that_is_no_peak_and_a_rung_without_a_name_are_refused(
+    option: str, value: str, write_ladder, tmp_path: Path
+) -> None:
+    done = bench("run", write_ladder("[{name: a}]"), option, value, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert not (tmp_path / "out").exists()
 
@@ -256,12 +259,6 @@ def test_a_plan_counts_the_processes_that_the_run_will_take(
 
 def test_the_version_is_printed() -> None:
     assert bench("--version").stdout.startswith("gpt2-bench ")
-
-
-def test_no_rung_by_an_empty_name_runs(write_ladder, tmp_path: Path) -> None:
-    done = bench("run", write_ladder("[{name: a}]"), "--rungs", "", "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert not (tmp_path / "out").exists()
 
 
 def results(tmp_path: Path) -> Path:
@@ -433,16 +430,6 @@ def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_tables_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(tmp_path: Path) -> None:
-    append(tmp_path / "a.jsonl", record())
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "bench.cli", "report", tmp_path]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 6
-    assert done.stderr == "bench: cannot write the output: No space left on device\n"
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) -> None:
@@ -461,10 +448,15 @@ def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("program", ["bench", "gpt2"])
-def test_a_help_that_does_not_fit_onto_a_full_disk_is_one_line_and_exit_code_6(program: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "words"), [("bench", ["report", "{}"]), ("bench", ["--help"]), ("gpt2", ["--help"])]
+)
+def test_tables_and_helps_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(
+    program: str, words: list[str], tmp_path: Path
+) -> None:
+    append(tmp_path / "a.jsonl", record())
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", f"{program}.cli", "--help"]
+        command = [sys.executable, "-m", f"{program}.cli", *(word.format(tmp_path) for word in words)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert done.returncode == 6
     assert done.stderr == f"{program}: cannot write the output: No space left on device\n"

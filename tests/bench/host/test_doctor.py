@@ -44,6 +44,11 @@ def files(root: Path, contents: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
+def control_groups(root: Path, groups: str, limits: dict[str, str]) -> None:
+    """The groups that this process is in, and files of theirs."""
+    files(root, {"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{n}": text for n, text in limits.items()})
+
+
 def warn(root: Path, before: State = QUIET, after: State | None = None, **facts: Any) -> list[str]:
     return doctor.warnings(before, after, **{"device": "cpu", "threads": 4, "root": root, **facts})
 
@@ -115,9 +120,7 @@ def test_the_clock_is_the_mean_over_cores(root: Path) -> None:
 def test_the_tightest_cpu_quota_of_all_groups_above_holds(
     groups: str, limits: dict[str, str], quota: float | None, root: Path
 ) -> None:
-    files(
-        root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
-    )
+    control_groups(root, groups, limits)
     assert machine.cpu_quota(root) == quota
 
 
@@ -135,21 +138,13 @@ def test_the_tightest_cpu_quota_of_all_groups_above_holds(
 def test_the_memory_limit_is_the_least_of_groups_and_machine(
     groups: str, limits: dict[str, str], limit: int, root: Path
 ) -> None:
-    files(
-        root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
-    )
+    control_groups(root, groups, limits)
     assert machine.memory_limit(root) == limit * GIB
 
 
 def test_a_file_cache_counts_as_available_within_a_group(root: Path) -> None:
-    group = {
-        "memory.max": f"{4 * GIB}",
-        "memory.current": f"{3 * GIB}",
-        "memory.stat": f"anon 1\ninactive_file {GIB}",
-    }
-    files(
-        root, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in group.items()}}
-    )
+    used = {"memory.current": f"{3 * GIB}", "memory.stat": f"anon 1\ninactive_file {GIB}"}
+    control_groups(root, "0::/", {"memory.max": f"{4 * GIB}", **used})
     assert machine.memory_available(root) == 2 * GIB
 
 

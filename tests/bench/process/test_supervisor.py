@@ -32,37 +32,31 @@ STUBBORN = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
-    timing = subprocess.Popen(
-        command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    await_peer(tmp_path / "checkout")
-    timing.send_signal(number)
-    timing.wait(timeout=120)
-    await_none(tmp_path / "checkout")
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a program of its starter's end but by a terminal"
+@pytest.mark.parametrize(
+    ("first", "number"),
+    [
+        ("", signal.SIGKILL),
+        ("", signal.SIGTERM),
+        ("", signal.SIGINT),
+        pytest.param(
+            STUBBORN["ignores SIGHUP"],
+            signal.SIGKILL,
+            id="ignores its terminal's end",
+            marks=pytest.mark.skipif(
+                sys.platform != "linux",
+                reason="only Linux tells a program of its starter's end but by a terminal",
+            ),
+        ),
+        *(pytest.param(first, signal.SIGTERM, id=name) for name, first in STUBBORN.items()),
+    ],
 )
-def test_a_peer_that_ignores_its_terminal_s_end_dies_with_the_process_that_times_it(
-    peer, tmp_path: Path
+def test_a_peer_however_stubborn_dies_with_the_process_that_times_it(
+    peer, tmp_path: Path, first: str, number: int
 ) -> None:
-    words = command(peer(STUBBORN["ignores SIGHUP"] + SILENT))
-    timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_peer(tmp_path / "checkout")
-    timing.kill()
-    timing.wait(timeout=120)
-    await_none(tmp_path / "checkout")
-
-
-@pytest.mark.parametrize("first", STUBBORN.values(), ids=STUBBORN)
-def test_a_stubborn_peer_ends_with_an_ended_timing(peer, tmp_path: Path, first: str) -> None:
     words = command(peer(first + SILENT))
     timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     await_peer(tmp_path / "checkout")
-    timing.terminate()
+    timing.send_signal(number)
     timing.wait(timeout=120)
     await_none(tmp_path / "checkout")
 

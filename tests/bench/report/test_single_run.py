@@ -49,6 +49,17 @@ def ladder() -> list:
     return records
 
 
+def rounds_of(*speeds: tuple[float, ...]) -> Scoreboard:
+    """Rounds of a first rung, others called b, c and d, and the control."""
+    records = []
+    for n, (*rungs, again) in enumerate(speeds, start=1):
+        for index, speed in enumerate(rungs):
+            name, toggles = ("baseline", CUDA) if index == 0 else ("abcd"[index], BF16)
+            records.append(record(name, index, n, toggles=toggles, measurement=measurement(speed)))
+        records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(again)))
+    return scoreboard(records)
+
+
 def terminal(board: Scoreboard) -> str:
     """What a wide terminal shows, without styles."""
     shown = io.StringIO()
@@ -435,11 +446,7 @@ def test_a_peak_of_a_datasheet_or_a_user_stays_whatever_is_measured(kind: str) -
 
 def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured() -> None:
     """A product at twice the rate halves all of a step's least time but AdamW's traffic."""
-    rounds = [
-        record("ab"[index], index, n, kind=kind, toggles=BF16, measurement=measurement(tps))
-        for n in (1, 2, 3)
-        for kind, index, tps in (("cumulative", 0, 1e5), ("cumulative", 1, 2e5), ("control", 0, 1e5))
-    ]
+    rounds = rounds_of(*[(1e5, 2e5, 1e5)] * 3).records
     board = scoreboard([ceiling(4.0), *rounds, ceiling(8.0, 3)])
     row = board.rows[1]
     low, high = (most_tokens_per_second(each, 1024) or 0.0 for each in bounds_of(board, row))
@@ -467,14 +474,7 @@ def test_what_is_computed_twice_counts_for_hfu_only() -> None:
 
 def noisy(control: tuple[float, float, float]) -> Scoreboard:
     """A second rung that is 3 % faster in each round, and a control of these ratios."""
-    records = []
-    for repetition, ratio in enumerate(control, start=1):
-        speeds = {("cumulative", 0): 1000.0, ("cumulative", 1): 1030.0, ("control", 0): 1000.0 * ratio}
-        records += [
-            record(f"r{index}", index, repetition, kind=kind, measurement=measurement(speed))
-            for (kind, index), speed in speeds.items()
-        ]
-    return scoreboard(records)
+    return rounds_of(*((1000.0, 1030.0, 1000.0 * ratio) for ratio in control))
 
 
 def test_a_gain_is_judged_against_the_noise_floor_of_the_control() -> None:
@@ -503,7 +503,7 @@ def with_last(
 ) -> Scoreboard:
     """noisy(first), and a control of the last rung of these ratios."""
     last = [
-        record("fused", 1, n, kind="control", measurement=measurement(1030.0 * ratio))
+        record("b", 1, n, kind="control", toggles=BF16, measurement=measurement(1030.0 * ratio))
         for n, ratio in enumerate(again, start=1)
     ]
     return scoreboard([*noisy(first).records, *last])
@@ -756,13 +756,22 @@ def test_two_runs_are_of_one_ladder_by_their_rungs_and_task_whatever_code_made_i
         assert told[1] in warnings[0]
 
 
-def test_an_interrupted_run_of_a_newer_ladder_does_not_hide_a_whole_one_of_the_older(tmp_path: Path) -> None:
-    append(tmp_path / "old.jsonl", record("old", time="2026-01-01T00:00:00+00:00"))
-    later: dict[str, Any] = {"ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
-    append(tmp_path / "new.jsonl", record("new", **later))
-    append(tmp_path / "new.jsonl", record("newer", 1, status="interrupted", error="by the user", **later))
+@pytest.mark.parametrize(
+    ("kind", "ended"),
+    [
+        ("cumulative", {"error": "by the user"}),
+        ("sweep", {"not_begun": "--budget ended the sweep in round 1 of 1"}),
+    ],
+)
+def test_an_interrupted_run_of_a_newer_ladder_does_not_hide_a_whole_one_of_the_older(
+    kind: str, ended: dict[str, str], tmp_path: Path
+) -> None:
+    append(tmp_path / "old.jsonl", record("1", kind=kind, time="2026-01-01T00:00:00+00:00"))
+    later: dict[str, Any] = {"kind": kind, "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    append(tmp_path / "new.jsonl", record("1", **later))
+    append(tmp_path / "new.jsonl", record("2", 1, status="interrupted", **ended, **later))
     (board,), warnings = load_boards([tmp_path])
-    assert board.rows[0].rung == "old"
+    assert board.source == tmp_path / "old.jsonl"
     assert warnings == [f"{tmp_path / 'new.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
@@ -773,17 +782,6 @@ def test_a_whole_run_that_measured_nothing_does_not_hide_an_interrupted_one_that
     append(tmp_path / "part.jsonl", record("40", 1, status="interrupted", error="by the user", **later))
     (board,), _ = load_boards([tmp_path])
     assert board.source == tmp_path / "part.jsonl"
-
-
-def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
-    append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
-    later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
-    append(tmp_path / "cut.jsonl", record("1", **later))
-    ended = "--budget ended the sweep in round 1 of 1"
-    append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", not_begun=ended, **later))
-    (board,), warnings = load_boards([tmp_path])
-    assert board.source == tmp_path / "whole.jsonl"
-    assert warnings == [f"{tmp_path / 'cut.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
 def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: Path) -> None:
@@ -841,18 +839,6 @@ def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record(run_id="another"))
     with pytest.raises(RecordError, match=r"holds 2 runs .*another.* one file each"):
         load_boards([tmp_path / "r.jsonl"])
-
-
-def rounds_of(*speeds: tuple[float, ...]) -> Scoreboard:
-    """Rounds of a first rung, a second one, and the control."""
-    records = []
-    for number_, (first, second, again) in enumerate(speeds, start=1):
-        records.append(record(repetition=number_, toggles=CUDA, measurement=measurement(first)))
-        records.append(record("b", 1, number_, toggles=BF16, measurement=measurement(second)))
-        records.append(
-            record(repetition=number_, kind="control", toggles=CUDA, measurement=measurement(again))
-        )
-    return scoreboard(records)
 
 
 def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_faster_for_sure() -> None:
@@ -922,15 +908,10 @@ def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
 
 
 def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
-    records = []
-    for n, (b, c, d) in enumerate([(200, 201, 150), (203, 199, 151), (199, 202, 152)], start=1):
-        for place, speed in enumerate((100, b, c, d)):
-            records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
-        records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
-    assert [row.rung for row in scoreboard(records).ties] == ["b"]
-    text = to_markdown(scoreboard(records))
-    assert "Fastest: c, 201 tokens/s, 2.01x a. How sure: " in text
-    assert " at 95 %; its lead is not sure over b." in text
+    board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
+    assert [row.rung for row in board.ties] == ["b"]
+    assert "Fastest: c, 201 tokens/s, 2.01x baseline. How sure: " in to_markdown(board)
+    assert " at 95 %; its lead is not sure over b." in to_markdown(board)
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:

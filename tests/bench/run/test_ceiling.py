@@ -91,6 +91,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, **call_seconds
     return seen
 
 
+def among(monkeypatch: pytest.MonkeyPatch, **call_seconds: float) -> Ceiling:
+    """The ceiling where products take the given time for their dtype; see stand_in()."""
+    device = FakeDevice()
+    stand_in(monkeypatch, device, **call_seconds)
+    return small(device, clock=lambda: device.now, seconds=0.1)
+
+
 def test_queued_work_is_waited_for_before_the_clock_is_read() -> None:
     assert timed(FakeDevice(), always(0.01)) == pytest.approx(0.01)
 
@@ -226,34 +233,24 @@ def test_tf32_is_absent_where_it_does_not_exist(quick: None) -> None:
 
 
 def test_float16_is_left_out_where_it_is_much_slower(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    stand_in(monkeypatch, device, float16=5e-3)
-    found = small(device, clock=lambda: device.now, seconds=0.1)
-    assert "4 times slower" in found.absent["float16"]
+    assert "4 times slower" in among(monkeypatch, float16=5e-3).absent["float16"]
 
 
 def test_bfloat16_is_measured_even_where_it_is_slow(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice()
-    stand_in(monkeypatch, device, bfloat16=5e-3)
-    found = small(device, clock=lambda: device.now, seconds=0.1)
-    assert "bfloat16" in {m.number_format for m in found.matmuls}
+    assert "bfloat16" in {m.number_format for m in among(monkeypatch, bfloat16=5e-3).matmuls}
 
 
 def test_a_product_that_would_take_far_too_long_is_left_out(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice()
-    stand_in(monkeypatch, device, bfloat16=100.0)
-    found = small(device, clock=lambda: device.now, seconds=0.1)
+    found = among(monkeypatch, bfloat16=100.0)
     assert {m.name for m in found.matmuls if m.number_format == "bfloat16"} == {"attention projection"}
 
 
 def test_a_format_without_any_product_quick_enough_is_absent(
     quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = FakeDevice()
-    stand_in(monkeypatch, device, bfloat16=1e6)
-    assert small(device, clock=lambda: device.now, seconds=0.1).absent["bfloat16"].endswith("too long here")
+    assert among(monkeypatch, bfloat16=1e6).absent["bfloat16"].endswith("too long here")
 
 
 def test_squares_grow_with_the_devices_speed_and_with_seconds() -> None:

@@ -55,8 +55,34 @@ def go_on(
         source.ended(records[-1])
 
 
+def measured(made: Record, **changes: Any) -> Record:
+    """The record with another measurement, where it has any."""
+    found = made.measurement and made.measurement.model_copy(update=changes)
+    return made.model_copy(update={"measurement": found})
+
+
 def of_speeds(ladder: Ladder, speeds: dict[str, float], **changes: Any) -> list[Record]:
     return climb(ladder, lambda task: process(ladder, task, speeds[task.rung.name], **changes))
+
+
+def of_one_ended(ladder: Ladder, rung: str, status: str) -> list[Record]:
+    """Records of a run in which no process of one rung comes to measure."""
+    ended = {rung: {"status": status, "error": "why", "measurement": None}}
+
+    def run(task: Task) -> Record:
+        return process(ladder, task, SPEEDS[task.rung.name], **ended.get(task.rung.name, {}))
+
+    return climb(ladder, run)
+
+
+def of_one_measured(ladder: Ladder, rung: str, **changes: Any) -> list[Record]:
+    """Records of a run in which one rung's processes measured something else."""
+
+    def run(task: Task) -> Record:
+        made = process(ladder, task, SPEEDS[task.rung.name])
+        return measured(made, **changes) if task.rung.name == rung else made
+
+    return climb(ladder, run)
 
 
 def measured_rungs(records: list[Record]) -> list[str]:
@@ -95,12 +121,16 @@ def test_a_gain_within_one_percent_is_not_carried(ladder: Ladder) -> None:
     assert measured_rungs(of_speeds(ladder, {"a": 100.0, "b": 100.9, "c": 101.2, "d": 90.0})) == ["a", "c"]
 
 
-def test_a_gain_within_the_difference_of_the_first_rungs_two_tries_is_not_carried(ladder: Ladder) -> None:
+def test_a_gain_within_the_difference_of_the_first_rungs_two_tries_is_not_carried_and_says_so(
+    ladder: Ladder,
+) -> None:
     def run(task: Task) -> Record:
         again = task.kind == "scout" and task.repetition == 2
         return process(ladder, task, {**SPEEDS, "a": 80.0 if again else 100.0, "b": 95.0}[task.rung.name])
 
-    assert measured_rungs(climb(ladder, run)) == ["a", "d"]  # b is 1.19x of 80, and a itself 1.25x
+    records = climb(ladder, run)
+    assert measured_rungs(records) == ["a", "d"]  # b is 1.19x of 80, and a itself 1.25x
+    assert status_words(scoreboard(records).rows[1]) == "not carried: 1.19x, within noise"
 
 
 def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: Ladder) -> None:
@@ -109,10 +139,7 @@ def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: La
         assert made.measurement or task.rung.name == "c"
         if task.rung.name == "b" and made.measurement:
             mean = made.measurement.block_seconds[0]
-            uneven = [0.5 * mean, 1.5 * mean] * 5
-            made = made.model_copy(
-                update={"measurement": made.measurement.model_copy(update={"block_seconds": uneven})}
-            )
+            return measured(made, block_seconds=[0.5 * mean, 1.5 * mean] * 5)
         return made
 
     assert measured_rungs(climb(ladder, run)) == ["a", "d"]
@@ -120,11 +147,7 @@ def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: La
 
 @pytest.mark.parametrize("status", ["out_of_memory", "unsupported", "failed", "timeout"])
 def test_a_rung_that_does_not_run_is_left_out_with_its_reason(ladder: Ladder, status: str) -> None:
-    def run(task: Task) -> Record:
-        ended: dict[str, Any] = {"status": status, "error": "why", "measurement": None}
-        return process(ladder, task, SPEEDS[task.rung.name], **(ended if task.rung.name == "b" else {}))
-
-    records = climb(ladder, run)
+    records = of_one_ended(ladder, "b", status)
     row = scoreboard(records).rows[1]
     assert measured_rungs(records) == ["a", "d"]
     assert (row.status, row.error, row.tps) == (status, "why", None)
@@ -132,30 +155,15 @@ def test_a_rung_that_does_not_run_is_left_out_with_its_reason(ladder: Ladder, st
 
 
 def test_a_rung_that_is_faster_but_whose_losses_differ_is_left_out(ladder: Ladder) -> None:
-    def run(task: Task) -> Record:
-        made = process(ladder, task, SPEEDS[task.rung.name])
-        if task.rung.name == "d" and made.measurement:
-            wrong = made.measurement.model_copy(update={"losses": [9.0, 8.0, 7.0, 6.0]})
-            made = made.model_copy(update={"measurement": wrong})
-        return made
-
-    records = climb(ladder, run)
+    records = of_one_measured(ladder, "d", losses=[9.0, 8.0, 7.0, 6.0])
     assert measured_rungs(records) == ["a", "b"]
     assert scoreboard(records).rows[-1].status == "parity_failed"
     assert exit_code(records) == 4
 
 
 def test_a_rung_that_is_faster_but_had_no_effect_is_left_out(ladder: Ladder) -> None:
-    def run(task: Task) -> Record:
-        made = process(ladder, task, SPEEDS[task.rung.name])
-        if task.rung.name == "b" and made.measurement:
-            proofs = {"attention": Proof(took_effect=False, evidence="the same kernels")}
-            made = made.model_copy(
-                update={"measurement": made.measurement.model_copy(update={"proofs": proofs})}
-            )
-        return made
-
-    records = climb(ladder, run)
+    inert = Proof(took_effect=False, evidence="the same kernels")
+    records = of_one_measured(ladder, "b", proofs={"attention": inert})
     assert measured_rungs(records) == ["a", "d"]
     assert scoreboard(records).rows[1].status == "inert"
 
@@ -206,11 +214,7 @@ def test_a_rung_that_needs_what_was_not_carried_says_so(write_ladder) -> None:
 
 
 def test_the_first_rung_is_carried_even_where_it_does_not_run(ladder: Ladder) -> None:
-    def run(task: Task) -> Record:
-        gone: dict[str, Any] = {"status": "out_of_memory", "error": "why", "measurement": None}
-        return process(ladder, task, SPEEDS[task.rung.name], **(gone if task.rung.name == "a" else {}))
-
-    assert measured_rungs(climb(ladder, run)) == ["a", "b", "d"]
+    assert measured_rungs(of_one_ended(ladder, "a", "out_of_memory")) == ["a", "b", "d"]
 
 
 RETRY = (
@@ -272,14 +276,6 @@ def test_a_far_slower_rung_is_told_at_which_speed_to_end_itself(ladder: Ladder) 
     assert status_words(row) == "not carried: 0.07x"
 
 
-def test_a_rung_that_seemed_faster_within_the_noise_of_its_try_says_so(ladder: Ladder) -> None:
-    def run(task: Task) -> Record:
-        again = task.kind == "scout" and task.repetition == 2
-        return process(ladder, task, {**SPEEDS, "a": 80.0 if again else 100.0, "b": 95.0}[task.rung.name])
-
-    assert status_words(scoreboard(climb(ladder, run)).rows[1]) == "not carried: 1.19x, within noise"
-
-
 def without_tries(records: list[Record]) -> Scoreboard:
     return scoreboard([r for r in records if r.kind != "scout"])
 
@@ -317,8 +313,7 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
         if task.kind != "scout" or task.rung.name != "b" or not made.measurement:
             return made
         mean = made.measurement.block_seconds[0]
-        uneven = {"block_seconds": [0.9 * mean, 1.1 * mean] * 5}
-        return made.model_copy(update={"measurement": made.measurement.model_copy(update=uneven)})
+        return measured(made, block_seconds=[0.9 * mean, 1.1 * mean] * 5)
 
     records = climb(ladder, run)
     tries = tries_of(records)

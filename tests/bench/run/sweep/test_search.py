@@ -78,6 +78,11 @@ def ladder(write_ladder) -> Ladder:
     return load(write_ladder(RUNGS))
 
 
+def in_steps_of(tokens: int, write_ladder) -> Ladder:
+    task = f"model: tiny, data: synthetic, seq_len: 32, tokens_per_step: {tokens}"
+    return load(write_ladder(RUNGS, workload=task))
+
+
 def test_batches_double_until_one_does_not_fit_and_the_largest_that_fits_is_found(ladder: Ladder) -> None:
     search = sweep(ladder, "toggles.micro_batch_size=1,2,...")
     tasks, records, _ = drive(search, machine(fits=11))
@@ -98,9 +103,7 @@ def test_bisection_ends_at_the_largest_whatever_it_is(ladder: Ladder, fits: int)
 
 
 def test_where_steps_have_a_fixed_size_only_batches_that_divide_it_are_tried(write_ladder) -> None:
-    fixed = load(
-        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
-    )
+    fixed = in_steps_of(1536, write_ladder)
     tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=8,..."), machine(fits=13))
     assert sizes(tasks) == [8, 16, 12]  # of 48 sequences
     assert [task.rung.toggles.grad_accum_steps for task in tasks] == [6, 3, 4]
@@ -129,16 +132,22 @@ def test_each_size_of_a_step_gets_one_process_that_accumulates_as_many_tokens(la
     assert "toggles.grad_accum_steps=2" in parity.rung.settings
 
 
-def test_on_a_processor_a_batch_beyond_the_memory_is_not_tried(write_ladder) -> None:
-    ladder = load(write_ladder("[{name: a, set: {device: cpu}}]"))
+@pytest.mark.parametrize(
+    ("ranks", "mebibytes", "tried", "left"),
+    [(1, 6, [1, 2, 4], "micro_batch_size=8 is not run"), (4, 15, [1, 2], "micro_batch_size=4 is not run")],
+)
+def test_on_a_processor_a_batch_beyond_the_memory_of_all_ranks_is_not_tried(
+    write_ladder, ranks: int, mebibytes: int, tried: list[int], left: str
+) -> None:
+    ladder = load(write_ladder(f"[{{name: a, set: {{device: cpu, world_size: {ranks}}}}}]"))
 
     def run(task: Task) -> Record:
-        small = MACHINE.model_copy(update={"memory_bytes": 6 * 2**20})
+        small = MACHINE.model_copy(update={"memory_bytes": mebibytes * 2**20})
         return machine()(task).model_copy(update={"environment": small})
 
     tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,..."), run)
-    assert sizes(tasks) == [1, 2, 4]
-    assert [line.split(":")[0] for line in said] == ["micro_batch_size=8 is not run"]
+    assert sizes(tasks) == tried
+    assert [line.split(":")[0] for line in said] == [left]
 
 
 def test_only_where_a_winner_is_sought_the_hopeless_run_no_more(write_ladder) -> None:
@@ -382,30 +391,22 @@ def test_several_ranks_are_held_to_one_that_accumulates(write_ladder) -> None:
 
 
 def test_doubling_ends_at_the_whole_step_where_that_is_fixed(write_ladder) -> None:
-    fixed = load(
-        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
-    )
-    tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=1,..."), machine())
+    tasks, _, _ = drive(sweep(in_steps_of(1536, write_ladder), "toggles.micro_batch_size=1,..."), machine())
     assert sizes(tasks) == [1, 2, 4, 8, 16, 48]
 
 
-def test_accumulation_that_follows_from_the_steps_has_no_values_to_sweep(write_ladder) -> None:
-    fixed = load(
-        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
-    )
-    with pytest.raises(LadderError, match="grad_accum_steps follows from"):
-        sweep(fixed, "toggles.grad_accum_steps=1,2")
-
-
-def test_memory_of_several_ranks_on_one_processor_adds_up(write_ladder) -> None:
-    ladder = load(write_ladder("[{name: a, set: {device: cpu, world_size: 4}}]"))
-
-    def run(task: Task) -> Record:
-        small = MACHINE.model_copy(update={"memory_bytes": 15 * 2**20})
-        return machine()(task).model_copy(update={"environment": small})
-
-    tasks, _, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,..."), run)
-    assert sizes(tasks) == [1, 2]
+@pytest.mark.parametrize(
+    ("tokens", "over", "complaint"),
+    [
+        (1536, "toggles.grad_accum_steps=1,2", "grad_accum_steps follows from"),
+        (64, "toggles.micro_batch_size=3,5", r"rung .b. with other values: .* not a multiple"),
+    ],
+)
+def test_accumulation_that_follows_from_the_steps_and_no_candidate_that_makes_a_whole_are_errors(
+    tokens: int, over: str, complaint: str, write_ladder
+) -> None:
+    with pytest.raises(LadderError, match=complaint):
+        sweep(in_steps_of(tokens, write_ladder), over)
 
 
 def test_batches_stand_in_order_of_size_however_they_were_tried(ladder: Ladder) -> None:
@@ -426,14 +427,6 @@ def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(
     written = ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board)
     assert f"# Chosen from measurements that were disturbed: {said}\n" in written
     assert f"Warning: {said}" in caption(board)
-
-
-def test_toggles_that_make_no_whole_in_any_candidate_are_an_error(write_ladder) -> None:
-    fixed = load(
-        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64")
-    )
-    with pytest.raises(LadderError, match=r"rung .b. with other values: .* not a multiple"):
-        sweep(fixed, "toggles.micro_batch_size=3,5")
 
 
 def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, tmp_path: Path) -> None:
