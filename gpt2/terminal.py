@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -88,14 +89,16 @@ def surroundings(program: str) -> Iterator[None]:
     except ImportError as error:
         _leave(program, f"a package of this Python does not load: {error}")
     except UnicodeEncodeError as error:
-        if error.encoding.lower() == "utf-8":  # then it is not the locale's fault
-            raise
+        ours = codecs.lookup(sys.getfilesystemencoding())
+        if codecs.lookup("utf-8") == ours or codecs.lookup(error.encoding) != ours:
+            raise  # it is not the locale's fault
         lacks = f"{error.object!r} is no name for a file in this locale, whose encoding is {error.encoding}"
         _leave(program, f"{lacks}; set PYTHONUTF8=1")
     except OSError as error:  # commands handle the errors of their own files
         if error.errno in NO_ROOM:
             with contextlib.suppress(OSError):  # nobody reads stderr either
-                typer.echo(f"{program}: cannot write the output: {error.strerror}", err=True)
+                what = error.filename or "the output"
+                typer.echo(f"{program}: cannot write {what}: {error.strerror}", err=True)
             os._exit(6)  # without the interpreter's own attempt to write the rest
         if _has_temporary_folder():
             raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.analysis.compare import RANKED
-from bench.analysis.row import Row, status_of
+from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
@@ -194,6 +194,8 @@ class Chain:
     rows: tuple[ChainRow, ...]
     unlike: tuple[RungView, ...] = ()
     """The first rung of each run that trains another task, whose speeds do not compare with these."""
+    not_carried: int = 0
+    """Rungs that are left out because they were tried and are no faster."""
 
     def is_baseline(self, row: ChainRow) -> bool:
         return row.rung.board is self.baseline.board and row.rung.row is self.baseline.row
@@ -237,7 +239,9 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
             f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
         )
     added = baseline.board.place not in runs
-    rungs = [rung for board in runs.values() for rung in rung_views(board) if not rung.row.left_out]
+    every = [rung for board in runs.values() for rung in rung_views(board)]
+    rungs = [rung for rung in every if rung.row.status != NOT_CARRIED]
+    not_carried = len(every) - len(rungs)
     if added:
         rungs.insert(0, baseline)
     else:  # the board that is shown takes the place of the one that the baseline was read from
@@ -249,6 +253,7 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
         baseline_added=added,
         rows=tuple(_chain_row(rung, baseline, rungs[:place]) for place, rung in enumerate(rungs)),
         unlike=tuple(unlike),
+        not_carried=not_carried,
     )
 
 

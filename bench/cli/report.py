@@ -100,7 +100,7 @@ def report(
         if update:
             rewrite(update, brief)
     except OSError as error:
-        raise cannot_write(error) from None
+        raise cannot_write(error, out) from None
     except ValueError as error:
         raise BenchError(str(error)) from None
     if not out and (tables or not update):
@@ -112,8 +112,10 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     """Write the folder of a report. Raises OSError."""
     from bench.report.folder import files
 
-    drawn = plots or (out / "plots").is_dir()
-    for name, text in {**files(assembled, pictures=drawn), **tables}.items():
+    def drawn(picture: str) -> bool:
+        return plots or (out / f"{picture}.svg").exists()
+
+    for name, text in {**files(assembled, drawn=drawn), **tables}.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     if html:
@@ -159,7 +161,7 @@ def compare(
 
     Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed:
     the whole interval lies beyond the bound; 6 a rung has no valid speed on one side, so --fail-if cannot
-    tell. A rung that is out of memory, or unsupported, on both sides is ignored.
+    tell. A rung that is out of memory, or not supported, on both sides is ignored.
 
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """

@@ -14,8 +14,9 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
-from bench.cli.terminal import after_measuring, cannot_write, report_end, say
+from bench.cli.terminal import after_measuring, report_end, say
 from bench.errors import BenchError
+from gpt2.files.atomic import atomic_write
 from gpt2.terminal import finite
 
 if TYPE_CHECKING:
@@ -204,11 +205,9 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
     if winner is None:
         say(f"no candidate fits and trains the same, so {path} is not written")
         return 4
-    try:
-        path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
-    except OSError as error:
-        raise cannot_write(error, path) from None
-    for line in fastest_claim(board):
+    with atomic_write(path, BenchError) as file:
+        file.write(ladder_to(task.ladder, task.base, winner, board).encode())
+    for line in fastest_claim(board, signs=False):
         typer.echo(line, err=True)
     for line in disturbed(board):
         say(f"{path} was chosen from measurements that were disturbed: {line}")

@@ -48,7 +48,7 @@ def say(text: str) -> None:
 
 def cannot_write(error: OSError, path: Path | None = None) -> BenchError:
     """Return the error of a command whose output could not be written."""
-    return BenchError(f"cannot write {path or error.filename or 'the output'}: {error.strerror}")
+    return BenchError(f"cannot write {error.filename or path or 'the output'}: {error.strerror}")
 
 
 def console() -> Console:

@@ -64,7 +64,7 @@ def governor(root: Path) -> Finding:
 
 
 def installed() -> list[Finding]:
-    """Check for software without which some rungs on a CPU are `unsupported`; for information."""
+    """Check for software without which some rungs on a CPU are not supported; for information."""
     moved = replacement_temp_folder()
     where = f"has blanks or quotes; compiled code goes to {moved}"
     return [Finding(name="TMPDIR", value=where)] * bool(moved) + [

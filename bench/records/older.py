@@ -9,6 +9,10 @@ import json
 import re
 from typing import Any
 
+STANDSTILL = re.compile(
+    r"stood still: in the window the process did, for about (?P<seconds>[\d.]+) s in (?P<blocks>\d+) of "
+    r"(?P<of_blocks>\d+) blocks(?: of rank (?P<rank>\d+))?: (?P<asleep>the machine slept)?.*"
+)
 OTHER_WORK = re.compile(r"other work: others keep (?P<cores>[\d.]+) cores busy; .*")
 NOT_BEGUN = "not begun: "
 
@@ -33,12 +37,17 @@ def _translate(record: dict[str, Any]) -> None:
     if not isinstance(warnings, list):
         raise TypeError
     measured: dict[str, Any] | None = record["measurement"]
+    record["interrupted_late"] = "after the window: interrupted" in warnings
     if record["status"] == "interrupted" and (record["error"] or "").startswith(NOT_BEGUN):
         record["not_begun"] = record["error"].removeprefix(NOT_BEGUN)
     kept = []
     for warning in warnings:
         if match := OTHER_WORK.fullmatch(warning):
             record["other_work_cores"] = float(match["cores"])
+        elif measured and (match := STANDSTILL.fullmatch(warning)):
+            keys = ("seconds", "blocks", "of_blocks", "rank")
+            numbers = {key: match[key] and json.loads(match[key]) for key in keys}
+            measured["stood_still"] = {**numbers, "asleep": match["asleep"] is not None}
         else:
             kept.append(warning)
     record["warnings"] = kept

@@ -281,18 +281,23 @@ def _ceilings(board: Scoreboard) -> list[str]:
     return lines
 
 
-def fastest_claim(board: Scoreboard) -> list[str]:
-    """Which rung is the fastest, and how sure that is; empty for a run with fewer than two sound rungs."""
+def fastest_claim(board: Scoreboard, *, signs: bool = True) -> list[str]:
+    """Which rung is the fastest, and how sure that is; empty for a run with fewer than two sound rungs.
+
+    signs: with those of mark(), which only a scoreboard explains.
+    """
     best = board.fastest
     if best is None or len(board.sound) < 2:
         return []
-    return [f"{fastest_in_words(board, best)}. How sure: {certainty(board, best)}."]
+    return [f"{fastest_in_words(board, best, signs=signs)}. How sure: {certainty(board, best)}."]
 
 
-def fastest_in_words(board: Scoreboard, best: Row) -> str:
-    speed_and_mark = f"{rung_and_speed(best)} {mark(best, board)}".rstrip()
+def fastest_in_words(board: Scoreboard, best: Row, *, signs: bool = True) -> str:
+    speed_and_mark = f"{rung_and_speed(best)} {mark(best, board) if signs else ''}".rstrip()
     over = board.over_first(best)
-    first = "the first" if board.swept else plain(board.rows[0].rung)
+    first = plain(board.rows[0].rung)
+    if board.swept:
+        first = "the first row" if signs else "the first candidate"
     times_first = f", {times(over.value)} {first}" if over else ""
     return f"Fastest: {speed_and_mark}{times_first}"
 
@@ -311,7 +316,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
     """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
         rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
-        again = "the first rung run again in each (A/A control)"
+        again = "the first rung run again in each round (A/A control)"
         return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:

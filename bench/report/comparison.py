@@ -338,6 +338,9 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     if chain.unlike:
         others = [f"{first.board.ladder} ({first.task[0]} at T = {first.task[1]})" for first in chain.unlike]
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
+    if chain.not_carried:
+        left_out = plural(chain.not_carried, "rung that was", "rungs that were")
+        yield f"Left out: {left_out} tried and not carried, being no faster."
     external = "External: other trainers; " if any(rung.row.external for rung in rungs) else ""
     yield (
         "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device "
@@ -346,8 +349,8 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     yield (
         "TPS: geometric mean over rounds. Orders of magnitude: log10 of Over baseline. First on device: the "
         "first rung of the same run that ranks on that device. Ratios within one run are paired within "
-        'rounds; ± is the 95 % t interval. A rung whose status is neither ok nor "no effect '
-        'here" has no ratios and no times.'
+        "rounds; ± is the 95 % t interval. A rung that failed, or is not supported, has no ratios "
+        "and no time."
     )
     if other := [rung.row.rung for rung in rungs if rung.row.other_maths]:
         unlike = "another training than the first rung's of its run, not a faster one"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -27,12 +27,16 @@ from gpt2.files.atomic import atomic_write
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
 
-def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
-    """The text of each file, by its path within the folder. pictures: whether they are drawn beside them."""
+Drawn = Callable[[str], bool]
+"""Whether a picture is there, by its path in the folder without its ending."""
+
+
+def files(report: Report, *, drawn: Drawn = lambda picture: True) -> dict[str, str]:
+    """The text of each file, by its path within the folder."""
     names, boards = pages(report.boards), report.boards
-    written = {INDEX: _index(report, names, pictures=pictures)}
+    written = {INDEX: _index(report, names, drawn)}
     for board, name, stem, tables in zip(boards, names, stems(boards), report.runs, strict=True):
-        written[name] = _run(board, tables, report.price_per_hour, stem if pictures else None)
+        written[name] = _run(board, tables, report.price_per_hour, f"plots/{stem}", drawn)
     if together := [*report.together, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
@@ -59,12 +63,12 @@ def _apart(boards: Sequence[Scoreboard], machines: Sequence[str]) -> list[str]:
     return found
 
 
-def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
+def _index(report: Report, files: Sequence[str], drawn: Drawn) -> str:
     shown = report.boards
     page_of = dict(zip(map(id, shown), files, strict=True))
     names = dict(zip(map(id, shown), stems(shown), strict=True))
     lines = ["# Results", ""]
-    if pictures and steps(report.everything, report.figures):
+    if drawn("plots/summary") and steps(report.everything, report.figures):
         alt = "Tokens per second from the slowest hardware to the fastest rung"
         lines += [*_picture("plots/summary", alt), ""]
     lines += [
@@ -92,7 +96,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *_others(report)]
-    if pictures and pictured(report.everything, report.figures):
+    if drawn("plots/atlas") and pictured(report.everything, report.figures):
         lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
         lines += [f"All changes, those measured once too: [{COMPARISONS}]({COMPARISONS}).", ""]
     for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
@@ -104,11 +108,8 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
         main = max(
             (board for board in of_it if board.climbs), key=lambda board: len(board.rows), default=None
         )
-        if main is not None and pictures:
-            lines += [
-                *_picture(f"plots/{names[id(main)]}-climb", f"The climb of {main.ladder} on {machine}"),
-                "",
-            ]
+        if main is not None and drawn(climb := f"plots/{names[id(main)]}-climb"):
+            lines += [*_picture(climb, f"The climb of {main.ladder} on {machine}"), ""]
     if older := report.passed_over:
         lines += ["## Other runs of these ladders", ""]
         lines += ["Shorter, older or interrupted; bench report FILE shows each.", ""]
@@ -119,7 +120,7 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
 
 def _others(report: Report) -> Iterator[str]:
     if report.opening or report.together:
-        yield f"Machines, sizes and number formats side by side: [{COMPARISONS}]({COMPARISONS})."
+        yield f"Machines and sizes side by side: [{COMPARISONS}]({COMPARISONS})."
     if report.published:
         yield f"Figures that others have published: [{PUBLISHED}]({PUBLISHED})."
     yield ""
@@ -135,21 +136,23 @@ def _said(board: Scoreboard) -> str:
     return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
 
 
-def _run(board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None, stem: str | None) -> str:
-    """The page of a run: one screen first, details folded. stem: of its pictures; None without any."""
+def _run(
+    board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None, stem: str, drawn: Drawn
+) -> str:
+    """The page of a run: one screen first, details folded. stem: beginning of its pictures' paths."""
     parts = [(table.title, table.to_markdown("###").split("\n", 2)[2]) for table in tables]
-    if stem and any(row.tps for row in board.rows):
-        parts.append(("Speed, speed-up, share of the limit and memory, drawn", _drawn(f"{stem}-rungs")))
-        if loss_curves(board):
-            parts.append(("Loss by step, drawn", _drawn(f"{stem}-loss-by-step")))
+    pictures = {
+        f"{stem}-rungs": ("Speed, speed-up, share of the limit and memory", any(r.tps for r in board.rows)),
+        f"{stem}-loss-by-step": ("Loss by step", bool(loss_curves(board))),
+    }
+    for path, (shows, has_any) in pictures.items():
+        if has_any and drawn(path):
+            picture = _picture(f"../{path}", f"{shows} of the rungs of {board.ladder}")
+            parts.append((f"{shows}, drawn", "\n".join([*picture, ""])))
     folded = [
         f"<details><summary>{escape(plain(title))}</summary>\n\n{body}\n</details>\n" for title, body in parts
     ]
     return "\n".join([screen_markdown(board, "#", price_per_hour=price_per_hour), *folded])
-
-
-def _drawn(stem: str) -> str:
-    return "\n".join([*_picture(f"../plots/{stem}", stem), ""])
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:

@@ -144,7 +144,7 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, la
       }
       group.append(drawn("text", {x: end + 6, y: middle + 4}, shortened(row.text ?? "", width - end - 6)));
       if (row.says) {
-        const say = () => { at("said").textContent = row.says; };
+        const say = () => { if (place === at("climbed")) at("said").textContent = row.says; };
         for (const event of ["mouseenter", "focus"]) group.addEventListener(event, say);
         const pick = () => { place.chosen = number; redraw(); row.pick(number); };
         group.addEventListener("click", pick);
@@ -263,7 +263,7 @@ function machines() {
     const chartPlace = document.createElement("div");
     place.append(element("h2", group.title), chartPlace);
     chart(chartPlace, group.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, ...(row.run === undefined
-      ? {kind: "open"} : {says: `${row.name}: ${row.said}; shows its climb`, pick: () => { take(row.run); toTab("climb"); }})})),
+      ? {kind: "open"} : {says: `${row.name}: ${row.said}; shows its climb`, pick: () => { chartPlace.chosen = null; take(row.run); toTab("climb"); at("tab-climb").focus(); }})})),
       {unit: "tokens per second", wide: true, label: `Tokens per second of ${group.title} by machine`});
   }
 }

@@ -128,7 +128,7 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "hardware": plain(hardware),
         "about": plain(title(board)),
         "swept": board.swept,
-        "keeps": keeps(board) or f"Values of {', '.join(swept_toggles(board))}.",
+        "keeps": keeps(board) or _values(board),
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
         "findings": [plain(line) for line in findings(board, price_per_hour)],
@@ -142,6 +142,11 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "noise": floor(board.delta) if board.delta is not None else None,
         "band": [1 / (1 + board.delta), 1 + board.delta] if board.delta is not None else None,
     }
+
+
+def _values(board: Scoreboard) -> str:
+    swept = swept_toggles(board)
+    return f"Values of {', '.join(swept)}." if swept else ""
 
 
 def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:

@@ -241,11 +241,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         *(names or [Column[Row]("rung", lambda row: row.rung, words=True)]),
         Column[Row]("tokens/s", lambda row: speed(row.tps)),
         *([bar_of] if bars else []),
-        Column[Row](
-            "over before" if board.swept else "over rung before",
-            lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip(),
-            about="over before: over the next smaller batch, else over the first row." if board.swept else "",
-        ),
+        _gain_column(board),
         Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=5),
         Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4, about=_share_of(board)),
         Column[Row]("memory", lambda row: _memory(row, board), drop=3),
@@ -259,6 +255,15 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         instead=_in_place,
         mark=lambda row: mark(row, board),
     )
+
+
+def _gain_column(board: Scoreboard) -> Column[Row]:
+    title, about = "over rung before", ""
+    if board.swept and "micro_batch_size" in swept_toggles(board):
+        title, about = "over before", "over before: over the next smaller batch, else over the first row."
+    elif board.swept:
+        title = "over first row"
+    return Column(title, lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip(), about=about)
 
 
 def swept_toggles(board: Scoreboard) -> list[str]:

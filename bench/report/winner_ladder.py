@@ -45,7 +45,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
     source = board.source.as_posix() if board.source else "a sweep"
     head = [
         _chosen(winner, board),
-        *fastest_claim(board),
+        *fastest_claim(board, signs=False),
         *(f"Chosen from measurements that were disturbed: {each}." for each in disturbed(board)),
         *(f"Chosen before the end: {each}." for each in ended_early(board)),
         f"From {source}, torch {board.environment.torch}.",

@@ -25,7 +25,7 @@ Progress = Callable[[str, int, float | None], None]
 """Called between blocks with the phase, the steps so far and the tokens per second of the last block."""
 
 MOST_WARMUP_STEPS = 100
-"""Warm-up ends after these even if something still compiles; the report then shows `recompiled`."""
+"""Warm-up ends after these even if something still compiles; the report then says so."""
 
 
 class Collections:

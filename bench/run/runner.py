@@ -81,8 +81,8 @@ def run(
     source = source or partial(kind, ladder, rungs, options.ablate, limit)
     if options.place:
         machine = machine.model_copy(update={"nodes": options.place.nodes})
-    path = _results_file(ladder, options, machine, data_sha256, source)
     schedule = source()
+    path = _results_file(ladder, options, machine, data_sha256, source)
     records: list[Record] = []
     """Includes those of the run that is resumed."""
     with (
@@ -323,7 +323,7 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
 
 
 def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
-    """Yield name and reason of each external rung that will be unsupported."""
+    """Yield name and reason of each external rung that is not supported here."""
     for rung in rungs:
         if rung.external and (reason := why_missing(rung.external, rung.toggles, ladder.path)):
             yield rung.name, reason

@@ -106,6 +106,7 @@ def probabilities(logits: Tensor, *, temperature: float, top_k: int | None, top_
         ordered, order = logits.sort(descending=True)
         shares = ordered.softmax(dim=-1)
         beyond = shares.cumsum(dim=-1) - shares >= top_p  # the likelier tokens already reach top_p
+        beyond[:, 0] = False  # nor does a top_p that rounds to 0
         logits = logits.masked_fill(beyond.scatter(1, order, beyond), float("-inf"))
     return logits.softmax(dim=-1)
 

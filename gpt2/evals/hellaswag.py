@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from gpt2 import text
 from gpt2.errors import GPT2Error
@@ -46,6 +46,12 @@ class ScoreError(GPT2Error):
     """A model that cannot be scored; the message says why and what to do."""
 
 
+def _no_boolean(label: object) -> object:
+    if isinstance(label, bool):  # which Python takes for 0 or 1
+        raise ValueError("should be a number from 0 to 3")
+    return label
+
+
 @dataclass(frozen=True, kw_only=True)
 class Example:
     """One question: a context and four endings, one of them right, with the original files' fields."""
@@ -59,7 +65,7 @@ class Example:
     ctx_b: str
     """The beginning of the sentence that the endings complete; may be empty."""
     endings: tuple[str, str, str, str]
-    label: Annotated[int, Field(ge=0, lt=ENDINGS)]
+    label: Annotated[int, BeforeValidator(_no_boolean), Field(ge=0, lt=ENDINGS)]
     """Index of the right ending."""
 
 
@@ -94,7 +100,7 @@ def _parse(reader: TypeAdapter[Example], line: bytes, where: str) -> Example:
 
 def _find() -> Path:
     places = f"$GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
-    ways = f"give its place (--hellaswag-file), or put {NAME} into {places}"
+    ways = f"put {NAME} into {places}, or give its place to gpt2 eval (--hellaswag-file)"
     return at_hand(NAME) or download("HellaSwag", URL, NAME, SHA256, ways)
 
 

@@ -6,7 +6,6 @@ for path in files_below(Path("corpus")): ...
 from __future__ import annotations
 
 import codecs
-import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -50,11 +49,13 @@ def name_problem(path: Path) -> str | None:
         pass
     else:
         return None
-    with contextlib.suppress(UnicodeError):
-        name = os.fsencode(path).decode()
-        read_as = f"{name} was read as {sys.getfilesystemencoding()}, the encoding of this locale"
-        return f"{read_as}; set PYTHONUTF8=1"
-    return f"the name of {printable(str(path))} is no UTF-8; rename it, or choose another"
+    name = printable(str(path))
+    try:
+        os.fsencode(path).decode()
+    except UnicodeDecodeError:
+        return f"the name of {name} is no UTF-8; rename it, or choose another"
+    encoding = sys.getfilesystemencoding()
+    return f"{name} was read as {encoding}, the encoding of this locale; set PYTHONUTF8=1"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -104,10 +104,13 @@ TENSOR_16 = "no bfloat16 or TF32 units"
 TPU_ONLY = "its matrix units take bfloat16 only"
 TPU_CORE = f"{TPU_ONLY}; torch_xla counts each of the chip's two cores as a device"
 SPX = "of the undivided GPU: a partition (DPX, CPX) goes by the same name and reaches a fraction"
-SHADERS = (
-    "Apple publishes no rate of matrix products; the chip's CPU goes by the same name as its GPU; float32: "
-    "teraflops of the GPU, whose format Apple leaves unsaid"
+METAL = "Apple publishes no rate of matrix products; the chip's CPU goes by the same name as its GPU"
+SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves unsaid"
+LATER = (
+    *("M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra"),
+    *("M3", "M3 Pro", "M3 Max", "M3 Ultra", "M4", "M4 Pro", "M4 Max"),
 )
+"""Apple's chips of which no rate is published."""
 
 CHIPS = (
     # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, GB, source, note
@@ -149,6 +152,7 @@ CHIPS = (
     _chip("M1", "Apple M1", None, None, None, 2.6, None, f"{M1_2020}: 8 GPU cores", SHADERS),
     _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, f"{M1_2021}: 16 GPU cores", SHADERS),
     _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, f"{M1_2021}: 32 GPU cores", SHADERS),
+    *(_chip(n, f"Apple {n}", None, None, None, None, None, "Apple's announcements", METAL) for n in LATER),
 )  # fmt: skip
 
 

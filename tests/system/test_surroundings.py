@@ -376,6 +376,22 @@ def test_in_a_locale_that_lacks_a_names_letters_one_line_says_what_to_set(
     assert told in last
 
 
+def test_text_that_another_encoding_lacks_is_not_taken_for_a_files_name() -> None:
+    with pytest.raises(UnicodeEncodeError), terminal.surroundings("gpt2"):
+        "a secret\u201d".encode("latin-1")
+
+
+def test_a_corpus_is_read_though_the_home_directory_takes_no_files(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text. " * 4000)
+    (tmp_path / "home").write_text("no folder")
+    environ = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "XDG_CACHE_HOME")}
+    environ |= {"HOME": str(tmp_path / "home"), "GPT2_CACHE_DIR": str(tmp_path / "cache")}
+    words = [BIN / "gpt2", "prepare", "text.txt", "--out", "here"]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "here" / "index.json").exists()
+
+
 def test_a_file_that_is_missing_is_not_taken_for_a_missing_folder_for_temporary_files() -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"), terminal.surroundings("gpt2"):
         Path("/nowhere").read_bytes()

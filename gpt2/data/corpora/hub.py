@@ -5,11 +5,12 @@ files, origin = hub_files("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2.files.cache import DataError
+from gpt2.files.cache import DataError, cache_dir
 
 OLDEST = (5, 0, 1)
 """Oldest version of `datasets` whose positions stay valid when resumed from repeatedly."""
@@ -48,8 +49,11 @@ KNOWN = {
 def import_datasets() -> Any:
     """Import the package `datasets` with its progress bars and logging off.
 
-    Raises DataError where it is not installed or too old.
+    Raises DataError where it is not installed or too old, or there is no place for its locks.
     """
+    if not (os.environ.get("HF_DATASETS_CACHE") or os.environ.get("HF_HOME")):
+        # By default it takes the home directory, which may be missing, full or closed.
+        os.environ["HF_DATASETS_CACHE"] = str(cache_dir() / "datasets")
     try:
         import datasets
     except ImportError:

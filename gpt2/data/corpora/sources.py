@@ -196,7 +196,12 @@ class Documents:
             arguments["piece_chars"] = self._piece_chars
         else:
             arguments["column"] = self.text_column
-        return import_datasets().IterableDataset.from_generator(READERS[self.kind], gen_kwargs=arguments)
+        datasets = import_datasets()
+        try:
+            return datasets.IterableDataset.from_generator(READERS[self.kind], gen_kwargs=arguments)
+        except OSError as error:
+            what = f"cannot write into the cache {datasets.config.HF_DATASETS_CACHE} ({error.strerror})"
+            raise DataError(f"{what}; set GPT2_CACHE_DIR to a folder that takes files") from None
 
 
 def open_documents(

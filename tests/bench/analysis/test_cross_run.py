@@ -14,7 +14,7 @@ import pytest
 from places import ROOT
 from samples import MACHINE, measurement, record, step_of
 
-from bench.analysis.cross_run import Chain, build_chain, load_baseline
+from bench.analysis.cross_run import Chain, build_chain, load_baseline, rung_views
 from bench.analysis.select import load_boards
 from bench.format import training_time
 from bench.records.record import RecordError, append
@@ -148,6 +148,16 @@ def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: P
     said = "Warning: another training than the first rung's of its run, not a faster one: narrow."
     assert said in table_of(chained(narrow, start=f"{narrow}:CUDA")).notes
     assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
+
+
+def test_what_was_not_carried_is_counted_and_what_failed_is_shown() -> None:
+    (board,), _ = load_boards([ROOT / "results/amd-epyc-25-17-1-x2/cpu-20261126T155125Z.jsonl"])
+    first = next(rung for rung in rung_views(board) if rung.row.rung == "baseline")
+    chain = build_chain([board], first)
+    statuses = [row.rung.row.status for row in chain.rows]
+    assert (statuses.count("ok"), statuses.count("unsupported"), len(statuses)) == (5, 4, 9)
+    assert chain.not_carried == len(board.rows) - 9 == 16
+    assert "Left out: 16 rungs that were tried and not carried, being no faster." in table_of(chain).notes
 
 
 def test_memory_that_was_found_out_in_other_ways_is_said_not_to_compare(tmp_path: Path) -> None:

@@ -70,6 +70,22 @@ def test_every_committed_record_keeps_all_that_its_texts_said() -> None:
     assert seen >= {"cumulative", "control", "ceiling", "external", "sweep", "disturbed", "not begun"}
 
 
+def test_a_standstill_is_what_its_warning_said(tmp_path: Path) -> None:
+    said = (
+        "stood still: in the window the process did, for about 5.0 s in 1 of 6 blocks of rank 2: the machine "
+        "slept, and its clocks and caches were cold; measure again"
+    )
+    found = read_back(older(warnings=[said, "steal time: 3.0%"]), tmp_path)
+    assert found.disturbed
+    assert (disturbances(found), found.warnings) == ([said], ["steal time: 3.0%"])
+
+
+def test_a_process_that_the_user_ended_before_its_proofs_is_cut_short(tmp_path: Path) -> None:
+    unproved = {"proofs": None}
+    assert read_back(older(unproved, warnings=["after the window: interrupted"]), tmp_path).cut_short
+    assert not read_back(older(unproved, warnings=["after the window: exit code 1"]), tmp_path).cut_short
+
+
 def test_a_sweep_s_time_that_was_over_is_why_a_process_did_not_begin(tmp_path: Path) -> None:
     ended = older(status="interrupted", error="not begun: --budget ended the sweep", measurement=None)
     assert read_back(ended, tmp_path).not_begun == "--budget ended the sweep"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -336,4 +337,10 @@ def test_the_index_begins_with_the_whole_climb_and_has_the_atlas_beneath_the_bes
         index.index(each) for each in ("plots/summary.svg", "| machine |", "plots/atlas.svg", "## quick-x1")
     ]
     assert places == sorted(places)
-    assert "plots/" not in files(assemble(two_machines()), pictures=False)["scoreboard.md"]
+
+
+def test_no_page_links_a_picture_that_is_not_drawn() -> None:
+    written = files(assemble(two_machines()), drawn=lambda picture: picture.endswith("-rungs"))
+    linked = {found for text in written.values() for found in re.findall(r'src="([^"]+)"', text)}
+    assert linked
+    assert all(each.endswith("-rungs.svg") for each in linked)

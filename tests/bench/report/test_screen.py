@@ -160,7 +160,7 @@ def test_one_round_claims_nothing() -> None:
 
 def test_where_only_the_control_is_missing_no_more_rounds_are_asked_for() -> None:
     shown = text(scoreboard([each for each in board().records if each.kind != "control"]))
-    assert "it takes the first rung run again in each (A/A control)" in " ".join(shown.split())
+    assert "it takes the first rung run again in each round (A/A control)" in " ".join(shown.split())
 
 
 def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:

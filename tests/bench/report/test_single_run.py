@@ -967,7 +967,8 @@ def test_without_a_control_no_rung_is_surely_the_fastest() -> None:
         "Fastest: bfloat16, 1,000 tokens/s, 2.00x baseline. How sure: not at all yet; it takes the " in text
     )
     assert (
-        "not at all yet; it takes the first rung run again in each (A/A control) to tell a difference" in text
+        "not at all yet; it takes the first rung run again in each round (A/A control) to tell a difference"
+        in text
     )
 
 

@@ -386,6 +386,11 @@ def test_text_ends_with_its_last_token_and_asks_for_no_more(vocabulary: None) ->
     assert list(tokens) == [15496]
 
 
+def test_a_top_p_that_rounds_to_zero_keeps_the_likeliest_token() -> None:
+    shares = probabilities(torch.tensor([[1.0, 3.0, 2.0]]), temperature=1.0, top_k=None, top_p=1e-300)
+    assert shares.tolist() == [[0.0, 1.0, 0.0]]
+
+
 @pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-31])
 def test_however_cold_it_is_the_likeliest_is_drawn(temperature: float) -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0], [-1e4, 0.0, 1e4]])

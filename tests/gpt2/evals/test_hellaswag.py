@@ -458,7 +458,7 @@ def test_a_download_that_is_not_the_known_file_is_not_kept(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve(write(tmp_path / "there.jsonl").read_bytes()[:-100], monkeypatch)
-    with pytest.raises(DataError, match=r"does not give the known file; give its place"):
+    with pytest.raises(DataError, match=r"does not give the known file; put hellaswag_val.jsonl into"):
         load()
     assert not list(own_cache.rglob("hellaswag*"))
 
@@ -468,7 +468,10 @@ def test_without_a_network_the_error_names_the_ways(monkeypatch: pytest.MonkeyPa
         raise urllib.error.URLError("Network is unreachable")
 
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
-    with pytest.raises(DataError, match=r"\(Network is unreachable\); give its place.*\$GPT2_DATA_DIR"):
+    with pytest.raises(
+        DataError,
+        match=r"\(Network is unreachable\); put hellaswag_val.jsonl into \$GPT2_DATA_DIR.*, or give its",
+    ):
         load()
 
 
@@ -476,6 +479,7 @@ def test_without_a_network_the_error_names_the_ways(monkeypatch: pytest.MonkeyPa
     ("change", "complaint"),
     [
         ({"label": 4}, "label: Input should be less than 4"),
+        ({"label": True}, "label: Value error, should be a number from 0 to 3"),
         ({"endings": ["a", "b", "c"]}, "endings.3: Field required"),
         ({"ctx": ""}, "ctx: String should have at least 1 character"),
         ({"ctx_b": None}, "ctx_b: Input should be a valid string"),

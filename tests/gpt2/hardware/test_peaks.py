@@ -47,7 +47,11 @@ NAMES = {  # as torch.cuda.get_device_name, torch_xla's xla_device_kind and sysc
     "TPU v5p": "TPU v5p",
     "TPU v6 lite": "TPU v6e",
     "TPU v6e": "TPU v6e",
-    **{f"Apple {chip}": chip for chip in ("M1", "M1 Pro", "M1 Max")},
+    **{
+        f"Apple {chip}": chip
+        for chip in ("M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra")
+    },
+    **{f"Apple {chip}": chip for chip in ("M3", "M3 Pro", "M3 Max", "M3 Ultra", "M4", "M4 Pro", "M4 Max")},
 }
 by_name = pytest.mark.parametrize("chip", peaks.CHIPS, ids=lambda chip: chip.name)
 
@@ -109,9 +113,7 @@ def test_every_chip_is_found_by_some_real_name() -> None:
         "AMD Instinct MI300X HF",
         "AMD Instinct MI325X",
         "Apple M1 (Virtual)",
-        "Apple M1 Ultra",
-        "Apple M2",
-        "Apple M4 Max",
+        "Apple M5",
         "TPU v4 lite",
         "TPU v5 lite pod",
         "TPU v6",
