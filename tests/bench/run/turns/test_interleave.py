@@ -253,7 +253,7 @@ def test_a_peer_that_is_not_here_is_unsupported_and_nothing_is_made_up_of_it(
     monkeypatch.delenv("CHECKOUT")
     code, shown, said = turns(ladder, tmp_path / "out", "--rounds", "3")
     assert code == 6  # for nothing was left to compare
-    assert "unsupported" in shown
+    assert "not supported here" in shown
     assert "CHECKOUT" in shown
     assert "nothing is kept" in said
     assert not list((tmp_path / "out").rglob("*.json"))
