@@ -95,10 +95,10 @@ def tables(
     return [scoreboard, *(table for table in more if table)]
 
 
-def loss_curves(board: Scoreboard) -> list[tuple[str, Measurement]]:
+def loss_curves(board: Scoreboard) -> list[tuple[Row, Measurement]]:
     """Our rungs that have a speed and more than one loss, each with the measurement that has most."""
     found = [(row, measured(board.records_of(row))) for row in board.own.rows if row.tps]
-    return [(row.rung, m) for row, m in found if m and len(m.losses) > 1]
+    return [(row, m) for row, m in found if m and len(m.losses) > 1]
 
 
 def columns(board: Scoreboard) -> list[Column[Row]]:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.analysis.bound import attention_flops, linear_layers
+from bench.host.feasibility import TIMES_SLOWER_IF_EMULATED
 from bench.host.standstill import Instant, pulse_beside, standstills
 from bench.process.worker_side import Progress, cause, exit_code, failure, give_way, leave_with_runner, write
 from bench.records.machine import Attention, Ceiling, Matmul, Role
@@ -44,8 +45,6 @@ SQUARE_SECONDS = 4.0
 """The two largest of SQUARES are measured that take at most this many times `seconds` in float32."""
 LONGEST_SECONDS = 20.0
 """Matmuls that would take more than this many times `seconds`, such as emulated ones, are left out."""
-TIMES_SLOWER_IF_EMULATED = 4.0
-"""float16 is left out where it is this many times slower than float32, being emulated."""
 BLOCKS = 5
 """Approximate number of blocks in `seconds`."""
 LONGEST_SEQUENCE = 1024

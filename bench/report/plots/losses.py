@@ -7,6 +7,7 @@ import math
 from matplotlib.figure import Figure
 
 from bench.analysis.scoreboard import Scoreboard
+from bench.report.caption import other_step
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import colour_and_marker, legend_label, shortened
 from bench.report.single_run import loss_curves
@@ -23,13 +24,12 @@ def losses_by_step(board: Scoreboard) -> Figure | None:
     curves = loss_curves(board)
     if not curves:
         return None
-    columns = 1 if any(len(rung) > NARROW for rung, _ in curves) else 2
+    columns = 1 if any(len(row.rung) > NARROW for row, _ in curves) else 2
     figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * math.ceil(len(curves) / columns)))
     axes = figure.add_subplot()
-    first_step_size = curves[0][1].tokens_per_step
-    for place, (rung, m) in enumerate(curves):
-        same_step = m.tokens_per_step == first_step_size
-        label = legend_label(rung, NARROW * 3 // columns)
+    for place, (row, m) in enumerate(curves):
+        same_step = not other_step(row, board)
+        label = legend_label(row.rung, NARROW * 3 // columns)
         axes.plot(
             range(1, len(m.losses) + 1),
             [loss if math.isfinite(loss) else math.nan for loss in m.losses],
