@@ -364,7 +364,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ],
 )
 def test_in_a_locale_that_lacks_a_names_letters_one_line_says_what_to_set(
-    words: list[str], told: str, tmp_path: Path
+    words: list[str], told: str, tmp_path: Path, vocabulary: None
 ) -> None:
     (tmp_path / "tü.txt").write_text("a text. " * 4000)
     environ = {**os.environ, **ASCII, "GPT2_CACHE_DIR": str(tmp_path / "cache")}
@@ -381,7 +381,7 @@ def test_text_that_another_encoding_lacks_is_not_taken_for_a_files_name() -> Non
         "a secret\u201d".encode("latin-1")
 
 
-def test_a_corpus_is_read_though_the_home_directory_takes_no_files(tmp_path: Path) -> None:
+def test_a_corpus_is_read_though_the_home_directory_takes_no_files(tmp_path: Path, vocabulary: None) -> None:
     (tmp_path / "text.txt").write_text("a text. " * 4000)
     (tmp_path / "home").write_text("no folder")
     environ = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "XDG_CACHE_HOME")}
