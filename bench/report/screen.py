@@ -230,7 +230,7 @@ def cpu_title(environment: Environment) -> str:
 
 
 def _table(board: Scoreboard, *, bars: bool = True) -> Table:
-    rows = board.rows
+    rows = [row for row in board.rows if not _has_no_row(row)]
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
     bar_of = Column[Row](
@@ -327,6 +327,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         yield from largest_batches(board)
     best = board.fastest
     if best is None:
+        yield from _left_out(board)
         return
     time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
@@ -356,6 +357,25 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
         yield f"The fastest rung's step: {', '.join(spent)}."
+    yield from _left_out(board)
+
+
+def _left_out(board: Scoreboard) -> Iterator[str]:
+    """The rungs that have no row: with `carry: if_faster`, those that gained nothing or cannot run here."""
+    without = [row for row in board.rows if _has_no_row(row)]
+    tried = [
+        f"{plain(row.rung)} {times(row.tried)}" if row.tried is not None else plain(row.rung)
+        for row in without
+        if row.status == NOT_CARRIED
+    ]
+    if tried:
+        yield f"Tried in short windows and left out, as no gain was sure: {'; '.join(tried)}."
+    if unsupported := [plain(row.rung) for row in without if row.status == "unsupported"]:
+        yield f"Not supported here (--full says why): {'; '.join(unsupported)}."
+
+
+def _has_no_row(row: Row) -> bool:
+    return row.left_out and row.status in (NOT_CARRIED, "unsupported")
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:

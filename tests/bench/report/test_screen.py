@@ -24,6 +24,7 @@ BF16 = Toggles(device="cuda", autocast="bfloat16")
 FUSED = Toggles(device="cuda", adamw="fused")
 RUNS = {
     "zen5": "amd-epyc-26-2-1-x2/cpu-20261125T050205Z",
+    "choosing": "amd-epyc-25-17-1-x2/cpu-20261126T155125Z",
     "h200": "h200-x1/gpu-65k-20261126T022541Z",
     "peers": "amd-epyc-x2/peers-cpu-20261125T022550Z",
     "ddp": "intel-xeon-x2/ddp-cpu-20261121T211353Z",
@@ -65,6 +66,18 @@ def test_a_ladder_of_eighteen_rungs_fits_forty_lines() -> None:
     board = board_of("zen5")
     assert len(board.rows) == 18
     assert len(text(board).splitlines()) <= 40
+
+
+def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out() -> None:
+    board = board_of("choosing")
+    table, _, findings = text(board, 200).partition("\n\nof ceiling")
+    rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
+    assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
+    tried = findings.partition("left out, as no gain was sure: ")[2].partition(".\nNot supported")[0]
+    cannot = findings.partition("Not supported here (--full says why): ")[2].partition(".\n")[0]
+    named = {*(rung.rpartition(" ")[0] for rung in " ".join(tried.split()).split("; "))}
+    named |= {*" ".join(cannot.split()).split("; ")}
+    assert named == {row.rung for row in board.rows} - {*rows}
 
 
 @pytest.mark.parametrize("name", RUNS)
