@@ -358,5 +358,5 @@ def status_of(row: Row) -> str:
         ratio = f": {times(row.tried)}" if row.tried is not None else ""
         return f"not carried{ratio}{', within noise' if row.tried and row.tried > 1 else ''}"
     if row.expect and row.tps and row.status in ("ok", "external"):
-        return f"ran, where {status_word(row.expect)} was expected"
+        return f"ran, though expected: {status_word(row.expect)}"
     return status_word(row.status)

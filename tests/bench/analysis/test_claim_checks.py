@@ -68,7 +68,7 @@ def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_
     )
     assert "| no effect here |" in text
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
-    assert "| ran, where no effect here was expected |" in text
+    assert "| ran, though expected: no effect here |" in text
 
 
 def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:

@@ -206,7 +206,7 @@ def test_changes_are_those_from_the_row_above_whatever_was_left_out() -> None:
 
 
 def test_an_out_of_memory_that_was_expected_and_did_not_come_is_said() -> None:
-    assert "| ran, where out of memory was expected |" in to_markdown(
+    assert "| ran, though expected: out of memory |" in to_markdown(
         scoreboard([record(expect="out_of_memory")])
     )
 
