@@ -174,7 +174,7 @@ def plan(
     loaded, _ = load_with_options(ladder, set_, repeats, until, ablate)
     chosen = loaded.chosen(names(rungs))
     try:
-        other = named(chip) if chip else None
+        other = named(chip) if chip is not None else None
     except ValueError as error:
         raise BenchError(str(error)) from None
     print_brief(dry_run.plan(loaded, chosen, other, ablate=ablate), full=full)
