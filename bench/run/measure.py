@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
@@ -124,80 +124,126 @@ def measure(
     standstills; it must be entered. gpu_memory: bytes that the process has taken of the whole GPU.
     stop_below: tokens/s that one of two warm-up steps has to reach, by the slowest rank. Raises TooSlow.
     """
-    history: list[Step] = []
-    tell = progress or (lambda phase, steps, tps: None)
+    timing = _Timing(
+        steps=steps,
+        device=device,
+        protocol=protocol,
+        data=data,
+        agree=agree,
+        tell=progress or (lambda phase, steps, tps: None),
+        clock=clock,
+        pulse=pulse,
+        gpu_memory=gpu_memory,
+    )
+    timing.first_step()
+    timing.warm_up(stop_below)
+    timing.settle()
+    window = timing.window()
+    stood_still = agree(float(bool(standstills(window.blocks)))) > 0  # on any rank: all measure again
+    compiled = agree(float(window.recompiles)) > 0  # compilers run in other processes: no standstill
+    if stood_still and not compiled and not agree(float(not has_time(sum(window.block_seconds)))):
+        keep(window)
+        timing.pull(timing.block_steps)  # untimed, because caches are cold
+        window = timing.window(set_aside=window.blocks)
+    return window
 
-    def pull(count: int) -> tuple[Instant, list[float]]:
+
+@dataclass(kw_only=True)
+class _Timing:
+    """The stages of measure(), in the order of its methods; for the fields without a word see there."""
+
+    steps: Iterator[Step]
+    device: Device
+    protocol: Protocol
+    data: Waiting
+    agree: Callable[[float], float]
+    tell: Progress
+    clock: Callable[[], float]
+    pulse: Pulse | None
+    gpu_memory: Callable[[], int | None]
+    history: list[Step] = field(default_factory=list)
+    """Every step so far."""
+    first_step_seconds: float = 0.0
+    step_seconds: float = 0.0
+    """Duration of the last step that was taken alone."""
+    warmed: float = 0.0
+    """Seconds of steps since the last compilation."""
+    block_steps: int = 1
+
+    def pull(self, count: int) -> tuple[Instant, list[float]]:
         """Take `count` steps; return their duration, synchronised, and the seconds of each step."""
-        start, marks = Instant.now(pulse, clock), [device.mark()]
+        start, marks = Instant.now(self.pulse, self.clock), [self.device.mark()]
         for _ in range(count):
-            history.append(next(steps))
-            marks.append(device.mark())
-        device.synchronize()
-        passed = Instant.now(pulse, clock) - start
-        return passed, [device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
+            self.history.append(next(self.steps))
+            marks.append(self.device.mark())
+        self.device.synchronize()
+        passed = Instant.now(self.pulse, self.clock) - start
+        return passed, [self.device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
 
-    tell("first step", 0, None)
-    first_step_seconds = pull(1)[0].seconds
-    step_seconds = first_step_seconds
-    compiling, warmed, slow_steps = True, 0.0, 0
+    def first_step(self) -> None:
+        self.tell("first step", 0, None)
+        self.first_step_seconds = self.step_seconds = self.pull(1)[0].seconds
 
-    def is_warm() -> bool:
-        return len(history) >= protocol.min_warmup_steps and not compiling and not slow_steps
+    def warm_up(self, stop_below: float | None) -> None:
+        """Take single steps until none of them compiles any more. Raises TooSlow."""
+        compiling, slow_steps = True, 0
+        while len(self.history) < MOST_WARMUP_STEPS and (
+            compiling or slow_steps or len(self.history) < self.protocol.min_warmup_steps
+        ):
+            self.tell("warm-up", len(self.history), None)
+            before = self.device.compilations()
+            self.step_seconds = self.pull(1)[0].seconds
+            compiling = self.agree(float(self.device.compilations() > before)) > 0  # on any rank
+            # A device idles during compilation.
+            self.warmed = 0.0 if compiling else self.warmed + self.step_seconds
+            if stop_below is not None and not compiling:
+                tps = self.history[-1].tokens / self.agree(self.step_seconds)
+                slow_steps = slow_steps + 1 if tps < stop_below else 0
+                if slow_steps == 2:  # one may have been disturbed
+                    raise TooSlow(tps)
 
-    while not is_warm() and len(history) < MOST_WARMUP_STEPS:
-        tell("warm-up", len(history), None)
-        compiled = device.compilations()
-        step_seconds = pull(1)[0].seconds
-        compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
-        warmed = 0.0 if compiling else warmed + step_seconds  # a device idles during compilation
-        if stop_below is not None and not compiling:
-            tps = history[-1].tokens / agree(step_seconds)
-            slow_steps = slow_steps + 1 if tps < stop_below else 0
-            if slow_steps == 2:  # one may have been disturbed
-                raise TooSlow(tps)
-    # Leave blocks untimed: clocks settle, and the duration of one step is too noisy to size blocks by.
-    block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
-    while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:
-        seconds = pull(block_steps)[0].seconds
-        warmed += seconds
-        block_steps = max(1, round(protocol.block_seconds / agree(seconds / block_steps)))
-        if agree(warmed) >= protocol.min_warmup_seconds:
-            break
+    def settle(self) -> None:
+        """Find how many steps a block has, and leave blocks untimed until the warm-up has lasted.
 
-    def window(set_aside: list[Instant]) -> Window:
-        warmup_steps = len(history)
-        blocks: list[Instant] = []
-        each_step: list[float] = []
-        tell("window", warmup_steps, None)
-        compiled, waited = device.compilations(), data.seconds
+        Clocks settle meanwhile, and the duration of one step is too noisy to size blocks by.
+        """
+        least = self.protocol.min_warmup_seconds
+        self._size_blocks(self.step_seconds)
+        while self.block_steps > 1 or self.agree(self.warmed) < least:
+            seconds = self.pull(self.block_steps)[0].seconds
+            self.warmed += seconds
+            self._size_blocks(seconds / self.block_steps)
+            if self.agree(self.warmed) >= least:
+                break
+
+    def _size_blocks(self, step_seconds: float) -> None:
+        self.block_steps = max(1, round(self.protocol.block_seconds / self.agree(step_seconds)))
+
+    def window(self, set_aside: Sequence[Instant] = ()) -> Window:
+        """Time blocks. set_aside: those of a window before, which does not count."""
+        device, warmup_steps = self.device, len(self.history)
+        self.tell("window", warmup_steps, None)
+        compiled, waited = device.compilations(), self.data.seconds
         device.reset_peak_memory()
         chips, launched = device.use(), device.launches()
         energy, cpu = device.energy_joules(), cpu_times()
         # Recompilations are counted, not forbidden by torch.compiler.set_stance, which would end one rank in
         # the middle of a step and leave the others waiting.
         with Collections() as collections:
-            while len(blocks) < protocol.blocks:
-                lasted = sum(block.seconds for block in blocks)
-                if len(blocks) >= protocol.least_blocks and agree(lasted) > protocol.max_window_seconds:
-                    break
-                block, of_steps = pull(block_steps)
-                blocks.append(block)
-                each_step += of_steps
-                tell("window", len(history), block_steps * history[-1].tokens / block.seconds)
+            blocks, step_seconds = self._blocks()
         spent, used, launched_after = device.energy_joules(), cpu_times(), device.launches()
         memory, chips_after = device.peak_memory(), device.use()
-        timed = len(history) - warmup_steps
+        timed = len(self.history) - warmup_steps
         return Window(
-            first_step_seconds=first_step_seconds,
+            first_step_seconds=self.first_step_seconds,
             warmup_steps=warmup_steps,
-            block_steps=block_steps,
+            block_steps=self.block_steps,
             blocks=blocks,
-            set_aside=set_aside,
-            step_seconds=each_step,
-            history=history,
+            set_aside=[*set_aside],
+            step_seconds=step_seconds,
+            history=self.history,
             memory=memory,
-            gpu_memory_bytes=gpu_memory(),  # the peak, as torch frees nothing meanwhile
+            gpu_memory_bytes=self.gpu_memory(),  # the peak, as torch frees nothing meanwhile
             recompiles=device.compilations() - compiled,
             gc_collections=collections.count,
             gc_seconds=collections.seconds,
@@ -208,17 +254,22 @@ def measure(
             ),
             host_reads=launched_after.reads - launched.reads if launched_after and launched else None,
             chips=(chips, chips_after) if chips is not None and chips_after is not None else None,
-            data_wait_seconds=data.seconds - waited,
+            data_wait_seconds=self.data.seconds - waited,
         )
 
-    measured = window([])
-    stood_still = agree(float(bool(standstills(measured.blocks)))) > 0  # on any rank: all measure again
-    compiled = agree(float(measured.recompiles)) > 0  # compilers run in other processes: no standstill
-    if stood_still and not compiled and not agree(float(not has_time(sum(measured.block_seconds)))):
-        keep(measured)
-        pull(block_steps)  # untimed, because caches are cold
-        measured = window(measured.blocks)
-    return measured
+    def _blocks(self) -> tuple[list[Instant], list[float]]:
+        """Take the window's blocks; return their durations, and the seconds of each of their steps."""
+        protocol, blocks, step_seconds = self.protocol, list[Instant](), list[float]()
+        while len(blocks) < protocol.blocks:
+            lasted = sum(block.seconds for block in blocks)
+            if len(blocks) >= protocol.least_blocks and self.agree(lasted) > protocol.max_window_seconds:
+                break
+            block, of_steps = self.pull(self.block_steps)
+            blocks.append(block)
+            step_seconds += of_steps
+            tps = self.block_steps * self.history[-1].tokens / block.seconds
+            self.tell("window", len(self.history), tps)
+        return blocks, step_seconds
 
 
 def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
