@@ -46,7 +46,7 @@ Status = Literal["done", "failed", "out of time", "interrupted", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PartOutcome:
     """How a part ended: one line of parts.ndjson."""
 
     part: str
@@ -60,7 +60,7 @@ class Outcome:
     """Command; a part of the same name with another command is another part."""
 
 
-def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[Outcome], bool]:
+def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[PartOutcome], bool]:
     """Run in order the parts not done yet, then the report; return their outcomes, and if interrupted.
 
     folder: absolute; receives logs, parts.ndjson and the output of the parts. minutes: for all parts but the
@@ -80,7 +80,7 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
     return outcomes, stop.requested
 
 
-def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outcome:
+def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> PartOutcome:
     """Run a part, unless it is done, cannot run here, or has too little time until `deadline`."""
     before = earlier(folder).get(part.name)
     same = before is not None and before.command == shlex.join(part.command)
@@ -94,11 +94,11 @@ def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outco
     return _keep(run(part, folder, min(60 * part.minutes, left), stop), folder)
 
 
-def _skipped(part: Part, why: str) -> Outcome:
-    return Outcome(part=part.name, status="skipped", found=why)
+def _skipped(part: Part, why: str) -> PartOutcome:
+    return PartOutcome(part=part.name, status="skipped", found=why)
 
 
-def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
+def run(part: Part, folder: Path, limit: float, stop: Stop) -> PartOutcome:
     """Run one part in a session of its own for `limit` seconds at most, and end all that it started."""
     command = [*part.command, *(part.go_on if part.result and _there(folder, part.result) else ())]
     log = folder / "logs" / f"{part.name}.log"
@@ -137,7 +137,7 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
         status = "done" if ended_well and not part.killed_at else "failed"
     seconds = round(time.monotonic() - begun, 1)
     found = _last_line(log) if status == "failed" else _found(part, folder, log)
-    return Outcome(
+    return PartOutcome(
         part=part.name,
         status=status,
         seconds=seconds,
@@ -147,18 +147,18 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
     )
 
 
-def earlier(folder: Path) -> dict[str, Outcome]:
+def earlier(folder: Path) -> dict[str, PartOutcome]:
     """Return the last outcome of each part so far."""
-    known: dict[str, Outcome] = {}
+    known: dict[str, PartOutcome] = {}
     with contextlib.suppress(OSError):
         for line in (folder / "parts.ndjson").read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError, TypeError):  # a line that was cut off
-                outcome = Outcome(**json.loads(line))
+                outcome = PartOutcome(**json.loads(line))
                 known[outcome.part] = outcome
     return known
 
 
-def _keep(outcome: Outcome, folder: Path) -> Outcome:
+def _keep(outcome: PartOutcome, folder: Path) -> PartOutcome:
     with (folder / "parts.ndjson").open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(outcome)) + "\n")
     took = f" after {duration(outcome.seconds)}" if outcome.seconds else ""
@@ -217,7 +217,7 @@ def _shown(part: Part, log: Path, begun: float, limit: float) -> Iterator[None]:
         yield
 
 
-def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
+def table(outcomes: Sequence[PartOutcome], folder: Path) -> Table:
     """Return the outcomes as a table, with the logs of failed parts."""
     result = Table(title=Text(plain(str(folder))))
     for name in ("Part", "Status", "Seconds", "Found"):

@@ -50,7 +50,7 @@ class Cell(Gain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class AtlasRow:
     """One change on every machine where it was measured."""
 
     changes: Changes
@@ -84,7 +84,7 @@ FEW = 2
 """Changes of up to so many toggles are sorted by gain together; changes of more come after them."""
 
 
-def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[Line]:
+def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[AtlasRow]:
     """A line for each change, what surely gained most first.
 
     machines: the runs of each machine and task, by the title of its column. Only sound rungs count, over a
@@ -99,7 +99,7 @@ def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Publis
                 cells[changed][title] = cell
     theirs = _published(figures)
     lines = [
-        Line(changes=changed, cells=by_machine, published=theirs.get(changed, {}))
+        AtlasRow(changes=changed, cells=by_machine, published=theirs.get(changed, {}))
         for changed, by_machine in cells.items()
     ]
     return sorted(lines, key=lambda line: line._order)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.analysis.claim_checks import caveats_of, check_claims
 from bench.analysis.run_records import (
-    Run,
+    RunRecords,
     group_by,
     is_external,
     measured,
@@ -192,7 +192,7 @@ def memory_ratio(row: Row, reference: Row) -> float | None:
 
 def row_of(
     rung: list[Record],
-    run: Run,
+    run: RunRecords,
     *,
     above: Sequence[Row],
     peaks: Peaks,
@@ -312,7 +312,7 @@ def _trainer(external: External) -> str:
     return f"{title}{f' at {external.version}' if external.version else ''}"
 
 
-def _dropped(rung: list[Record], run: Run) -> list[str]:
+def _dropped(rung: list[Record], run: RunRecords) -> list[str]:
     """A caveat where a sweep's candidate ran in fewer rounds than its control did, which runs in all."""
     if rung[0].kind != "sweep":
         return []

@@ -43,7 +43,7 @@ def measured(rung: Sequence[Record]) -> Measurement | None:
     return next((r.measurement for r in rung if r.measurement), None)
 
 
-class Run(tuple[Record, ...]):
+class RunRecords(tuple[Record, ...]):
     """The records of a run, grouped once for all of its rungs."""
 
     @cached_property

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
-from bench.analysis.run_records import Run, in_order, measured, toggles_of, tps_by_round
+from bench.analysis.run_records import RunRecords, in_order, measured, toggles_of, tps_by_round
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
@@ -28,7 +28,7 @@ class Scoreboard:
 
     ladder: str
     rows: tuple[Row, ...]
-    records: Run
+    records: RunRecords
     """All records of the run, those of controls and ablations included."""
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
@@ -195,7 +195,7 @@ def scoreboard(
 
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
     """
-    records = Run(in_order(_latest(records)))
+    records = RunRecords(in_order(_latest(records)))
     rungs = list(records.rungs.values())
     curves = [len(m.losses) for rung in records.own_rungs if (m := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.analysis.run_records import Run, group_by, measured, tps_by_round
+from bench.analysis.run_records import RunRecords, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.ladder.shipped import QUICK
@@ -44,7 +44,7 @@ def warnings(board: Scoreboard) -> list[str]:
             lines.append(f"the measured ceiling of this {device} drifted within the run; its share is rough")
     if board.has_gaps:
         lines.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
-    for rung in Run(records).measured_rungs:
+    for rung in RunRecords(records).measured_rungs:
         speeds = list(tps_by_round(rung).values())
         if speeds and max(speeds) > SCATTER * min(speeds):
             low, high = min(speeds), max(speeds)

@@ -15,7 +15,7 @@ from bench.errors import BenchError
 from gpt2.terminal import finite
 
 if TYPE_CHECKING:
-    from bench.host.checks import Finding
+    from bench.host.checks import Diagnosis
     from bench.ladder.ladder import Ladder
     from bench.report.brief import Brief
     from gpt2.device import Device
@@ -47,7 +47,7 @@ def doctor(
     print_brief(findings_brief(diagnose(out, needed)), full=full)
 
 
-def findings_brief(findings: Sequence[Finding]) -> Brief:
+def findings_brief(findings: Sequence[Diagnosis]) -> Brief:
     """What can spoil a measurement first, with what to do about it."""
     from bench.format import listed
     from bench.report.brief import Brief
@@ -58,12 +58,12 @@ def findings_brief(findings: Sequence[Finding]) -> Brief:
     if bad:
         answer = f"{len(bad)} of these can spoil a measurement: {listed([finding.name for finding in bad])}."
     words = {True: "good", False: "beware", None: "-"}
-    columns: list[Column[Finding]] = [
+    columns: list[Column[Diagnosis]] = [
         Column("Check", lambda finding: finding.name, words=True),
         Column("Verdict", lambda finding: words[finding.ok], words=True),
         Column("Found", lambda finding: finding.value, words=True),
     ]
-    advice: Column[Finding] = Column("What to do", lambda finding: finding.advice or None, words=True)
+    advice: Column[Diagnosis] = Column("What to do", lambda finding: finding.advice or None, words=True)
     rows = sorted(findings, key=lambda finding: finding.ok is not False)
     table = Table(title="", columns=columns, rows=rows)
     return Brief(

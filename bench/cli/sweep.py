@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.ladder.sweep_axis import Axis
     from bench.records.record import RecordError
     from bench.run.command import Options
-    from bench.run.runner import Run
+    from bench.run.runner import RunResult
 
 
 def sweep(
@@ -162,7 +162,7 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         say(note)
 
 
-def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
+def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[RunResult]:
     """Run each task within one budget; the last may be cut short, and later ones not run."""
     from bench.cli.progress import Progress
     from bench.run.resume import runs_of
@@ -175,7 +175,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
         raise BenchError(f"{unreadable[-1][1]}; mend it, or move it away")
     for task in tasks:  # all before the first run
         check_data(task.candidates, task.candidates.rungs, options.data)
-    runs: list[Run] = []
+    runs: list[RunResult] = []
     end = time.monotonic() + seconds
     with Progress() as progress:
         for task, there in zip(tasks, begun, strict=True):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from bench.report.brief import Brief
-    from bench.run.runner import Run
+    from bench.run.runner import RunResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
         say(f"the table could not be shown ({reason}); the records are kept in {files}")
 
 
-def report_end(run: Run) -> None:
+def report_end(run: RunResult) -> None:
     """Say how a run ended; raises typer.Exit if it ended early."""
     from bench.analysis.select import nothing_supported
     from bench.ladder.shipped import QUICK

@@ -1,4 +1,4 @@
-"""Quick checks of what can spoil a measurement; each returns a Finding. Imports no torch."""
+"""Quick checks of what can spoil a measurement; each returns a Diagnosis. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLOWING = ("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """Result of one check; `ok` is None for information."""
 
     name: str
@@ -52,10 +52,10 @@ class Finding:
 # --- processor
 
 
-def governor(root: Path) -> Finding:
+def governor(root: Path) -> Diagnosis:
     governors = machine.governors(root)
     slow = governors - {"performance"}
-    return Finding(
+    return Diagnosis(
         name="CPU governor",
         value=" and ".join(sorted(governors)) or "unknown",
         ok=not slow if governors else None,
@@ -63,12 +63,12 @@ def governor(root: Path) -> Finding:
     )
 
 
-def installed() -> list[Finding]:
+def installed() -> list[Diagnosis]:
     """Check for software without which some rungs on a CPU are not supported; for information."""
     moved = replacement_temp_folder()
     where = f"has blanks or quotes; compiled code goes to {moved}"
-    return [Finding(name="TMPDIR", value=where)] * bool(moved) + [
-        Finding(name=name, value="missing" if missing else "present", advice=missing or "")
+    return [Diagnosis(name="TMPDIR", value=where)] * bool(moved) + [
+        Diagnosis(name=name, value="missing" if missing else "present", advice=missing or "")
         for name, missing in (
             ("C++ compiler and Python.h, for torch.compile", missing_compiler()),
             ("jemalloc", missing_allocator("jemalloc")),
@@ -77,7 +77,7 @@ def installed() -> list[Finding]:
     ]
 
 
-def bfloat16(speed: float, root: Path) -> Finding:
+def bfloat16(speed: float, root: Path) -> Diagnosis:
     """Report the speed of bfloat16 on this CPU; for information.
 
     speed: of matmuls over those in float32. A CPU's units for it can be slower than those for float32, such
@@ -86,17 +86,17 @@ def bfloat16(speed: float, root: Path) -> Finding:
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
     value = f"matmuls {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
     advice = "" if speed > 1 else "train in float32 here, as bench run cpu finds by itself"
-    return Finding(name="bfloat16", value=value, advice=advice)
+    return Diagnosis(name="bfloat16", value=value, advice=advice)
 
 
-def smt(root: Path) -> Finding:
+def smt(root: Path) -> Diagnosis:
     value = {"0": "off", "1": "on; threads default to one per physical core"}
-    return Finding(
+    return Diagnosis(
         name="SMT", value=value.get(machine.read(root / "sys/devices/system/cpu/smt/active"), "unknown")
     )
 
 
-def threads(threads: int, ranks: int, root: Path) -> Finding:
+def threads(threads: int, ranks: int, root: Path) -> Diagnosis:
     total = threads * ranks
     limits: dict[str, float | None] = {
         "physical cores": psutil.cpu_count(logical=False),
@@ -107,35 +107,37 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
     value = f"{total} on " + ", ".join(f"{limit:g} {name}" for name, limit in known.items())
     most = int(min(known.values()))
     if total <= min(known.values()):
-        return Finding(name="threads", value=value, ok=True)
+        return Diagnosis(name="threads", value=value, ok=True)
     if most >= ranks:
         advice = f"set toggles.threads={most // ranks}"
     else:
         advice = f"set toggles.world_size={most}" if most else "raise the quota to a whole CPU"
     advice += ": threads that share a core wait for each other"
-    return Finding(name="threads", value=value, ok=False, advice=advice)
+    return Diagnosis(name="threads", value=value, ok=False, advice=advice)
 
 
-def unheeded(omp_num_threads: str | None, threads: int) -> list[Finding]:
+def unheeded(omp_num_threads: str | None, threads: int) -> list[Diagnosis]:
     """Warn of an OMP_NUM_THREADS, from gpt2.training.stages.unheeded_threads(), that a rank does not use."""
     if omp_num_threads is None:
         return []
     value = f"OMP_NUM_THREADS={omp_num_threads} is ignored, each rank has {threads}"
     return [
-        Finding(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")
+        Diagnosis(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")
     ]
 
 
-def battery() -> Finding:
+def battery() -> Diagnosis:
     try:
         sensor = psutil.sensors_battery()
     except Exception:  # absent on some systems; psutil raises several kinds on others
         sensor = None
     if sensor is None or sensor.power_plugged is None:
-        return Finding(name="power", value="unknown" if sensor else "no battery")
+        return Diagnosis(name="power", value="unknown" if sensor else "no battery")
     if sensor.power_plugged:
-        return Finding(name="power", value="mains", ok=True)
-    return Finding(name="power", value="battery", ok=False, advice="plug it in: clocks are lower on battery")
+        return Diagnosis(name="power", value="mains", ok=True)
+    return Diagnosis(
+        name="power", value="battery", ok=False, advice="plug it in: clocks are lower on battery"
+    )
 
 
 def does_harm(cores: float, busy: int) -> bool:
@@ -143,57 +145,57 @@ def does_harm(cores: float, busy: int) -> bool:
     return cores > OTHER_CORES + max(0, usable_cores() - busy)
 
 
-def other_work(cores: float | None, busy: int) -> Finding:
+def other_work(cores: float | None, busy: int) -> Diagnosis:
     """Check `cores` kept busy by other processes, beside `busy` that the run needs."""
     if cores is None:
-        return Finding(name="other work", value="unknown")
+        return Diagnosis(name="other work", value="unknown")
     ok = not does_harm(cores, busy)
     advice = "" if ok else "stop other programs (top shows them) and measure again"
-    return Finding(name="other work", value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
+    return Diagnosis(name="other work", value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
 
 
-def steal(cores: float | None, busy: int) -> Finding:
+def steal(cores: float | None, busy: int) -> Diagnosis:
     if cores is None:
-        return Finding(name="steal time", value="unknown")
+        return Diagnosis(name="steal time", value="unknown")
     share = cores / busy
     ok = share <= STOLEN
     advice = "" if ok else "the host shares these CPUs: choose one with dedicated cores, or more rounds"
-    return Finding(name="steal time", value=f"{share:.1%} of the CPU time", ok=ok, advice=advice)
+    return Diagnosis(name="steal time", value=f"{share:.1%} of the CPU time", ok=ok, advice=advice)
 
 
 # --- memory
 
 
-def memory(available: int, needed: int | None, root: Path) -> Finding:
+def memory(available: int, needed: int | None, root: Path) -> Diagnosis:
     limit = machine.memory_limit(root)
     value = f"{available / GIB:.1f} of {limit / GIB:.1f} GiB available"
     if limit < total_memory():
         value += " (a control group's limit)"
     if needed is None:
-        return Finding(name="memory", value=value)
+        return Diagnosis(name="memory", value=value)
     value = f"{needed / GIB:.1f} GiB needed, {value}"
     if needed <= min(available, limit):
-        return Finding(name="memory", value=value, ok=True)
+        return Diagnosis(name="memory", value=value, ok=True)
     smaller, free = "a smaller toggles.micro_batch_size needs less", "close other programs: it may swap"
-    return Finding(name="memory", value=value, ok=False, advice=smaller if needed > limit else free)
+    return Diagnosis(name="memory", value=value, ok=False, advice=smaller if needed > limit else free)
 
 
-def swap(before: State, after: State | None) -> Finding:
+def swap(before: State, after: State | None) -> Diagnosis:
     """Check for growth of swap, which shows that memory is short now, not only once before."""
     growth = 0 if after is None else after.swap_used_bytes - before.swap_used_bytes
     if growth <= SWAP_GROWTH_BYTES:
-        return Finding(name="swap", value=f"{before.swap_used_bytes / GIB:.1f} GiB in use")
+        return Diagnosis(name="swap", value=f"{before.swap_used_bytes / GIB:.1f} GiB in use")
     advice = "memory ran short: close other programs or lower toggles.micro_batch_size"
-    return Finding(name="swap", value=f"grew by {growth / GIB:.2f} GiB", ok=False, advice=advice)
+    return Diagnosis(name="swap", value=f"grew by {growth / GIB:.2f} GiB", ok=False, advice=advice)
 
 
 # --- environment
 
 
-def variables() -> list[Finding]:
+def variables() -> list[Diagnosis]:
     """Report each environment variable that can change the speed."""
     return [
-        Finding(
+        Diagnosis(
             name="environment",
             value=f"{name}={value}",
             ok=False if name in SLOWING else None,
@@ -222,12 +224,12 @@ def worst(before: State, after: State | None) -> list[GpuState]:
     return result
 
 
-def gpu_problems(gpu: GpuState) -> list[Finding]:
+def gpu_problems(gpu: GpuState) -> list[Diagnosis]:
     """Return what spoils a measurement in a GPU's state."""
     problems = []
 
     def wrong(value: str, advice: str) -> None:
-        problems.append(Finding(name=f"GPU {gpu.index}", value=value, ok=False, advice=advice))
+        problems.append(Diagnosis(name=f"GPU {gpu.index}", value=value, ok=False, advice=advice))
 
     if gpu.other_processes:
         what = "end what nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES"
@@ -258,7 +260,7 @@ def _unthrottle(reasons: list[str]) -> str:
     return "see nvidia-smi -q -d PERFORMANCE, and check its power supply"
 
 
-def gpu_now(gpu: GpuState, persistent: bool | None) -> Finding:
+def gpu_now(gpu: GpuState, persistent: bool | None) -> Diagnosis:
     """Report a GPU's state; for information."""
 
     def of(value: float | None, limit: float | None, unit: str) -> str:
@@ -274,4 +276,4 @@ def gpu_now(gpu: GpuState, persistent: bool | None) -> Finding:
     )
     keep_awake = f"sudo nvidia-smi -i {gpu.index} -pm 1 keeps the driver awake between runs"
     advice = keep_awake if persistent is False else ""
-    return Finding(name=f"GPU {gpu.index}", value=value, advice=advice)
+    return Diagnosis(name=f"GPU {gpu.index}", value=value, advice=advice)

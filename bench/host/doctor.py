@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.format import GIB
 from bench.host import checks
 from bench.host import telemetry as machine
-from bench.host.checks import Finding
+from bench.host.checks import Diagnosis
 from bench.host.telemetry import SYSTEM
 from bench.records.machine import State
 from gpt2.config.toggles import HOST, Toggles
@@ -90,7 +90,7 @@ def costly_page_faults() -> tuple[str, ...]:
 
 def diagnose(
     results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """Run all checks of warnings(), and those that measure; takes about six seconds.
 
     memory_bytes: what a run would need.
@@ -124,7 +124,7 @@ def diagnose(
         ),
         *(
             checks.variables()
-            or [Finding(name="environment", value="no variable that changes the speed is set")]
+            or [Diagnosis(name="environment", value="no variable that changes the speed is set")]
         ),
         *checks.installed(),
         _clock(root),
@@ -147,7 +147,7 @@ LIBRARY_SECONDS = 60.0
 """Limit for TWO_PRODUCTS."""
 
 
-def matrix_library() -> Finding:
+def matrix_library() -> Diagnosis:
     """Report the library and the kernel of a matmul in float32 and in bfloat16; for information."""
     verbose = {**os.environ, "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1"}
     command = [sys.executable, "-P", "-c", TWO_PRODUCTS]
@@ -162,11 +162,11 @@ def matrix_library() -> Finding:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return Finding(name="matrix library", value="unknown")
+        return Diagnosis(name="matrix library", value="unknown")
     return library_told(done.stdout)
 
 
-def library_told(output: str) -> Finding:
+def library_told(output: str) -> Diagnosis:
     """Read what MKL (MKL_VERBOSE) and oneDNN (ONEDNN_VERBOSE) printed, beneath each number format."""
     processors = re.search(r"^MKL_VERBOSE .*64 architecture (.+?) processors", output, re.MULTILINE)
     found = []
@@ -178,7 +178,7 @@ def library_told(output: str) -> Finding:
     advice = ""
     if processors and "AVX" not in processors[1].upper() and "Advanced Vector" not in processors[1]:
         advice = "MKL takes a plain path on this maker's CPUs; in float32 products: onednn may be faster"
-    return Finding(name="matrix library", value="; ".join(found) or "unknown", advice=advice)
+    return Diagnosis(name="matrix library", value="; ".join(found) or "unknown", advice=advice)
 
 
 # --- what takes a second
@@ -198,12 +198,12 @@ def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
     return [block(count) for _ in range(blocks)]
 
 
-def _noise(blocks: list[float]) -> Finding:
+def _noise(blocks: list[float]) -> Diagnosis:
     """Check the spread of the durations of equal work."""
     spread = statistics.stdev(blocks) / statistics.mean(blocks)
     value = f"{spread:.1%} spread of equal blocks of {1000 * statistics.mean(blocks):.0f} ms"
     advice = "" if spread <= NOISE else "stop other programs, or take more rounds: bench run --repeats 5"
-    return Finding(name="noise", value=value, ok=spread <= NOISE, advice=advice)
+    return Diagnosis(name="noise", value=value, ok=spread <= NOISE, advice=advice)
 
 
 def _fault_seconds(advice: int | None = None) -> float | None:
@@ -227,17 +227,17 @@ def _fault_seconds(advice: int | None = None) -> float | None:
     return best / (size / 4096)
 
 
-def _page_faults(available: int) -> Finding:
+def _page_faults(available: int) -> Diagnosis:
     if available < GIB:
-        return Finding(name="page faults", value="not measured: less than 1 GiB of memory is available")
+        return Diagnosis(name="page faults", value="not measured: less than 1 GiB of memory is available")
     huge = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
     return _judge_faults(_fault_seconds(), None if huge is None else _fault_seconds(huge))
 
 
-def _judge_faults(small: float | None, huge: float | None) -> Finding:
+def _judge_faults(small: float | None, huge: float | None) -> Diagnosis:
     """Judge page faults. small, huge: seconds per 4 KiB by default, and with huge pages."""
     if small is None:
-        return Finding(name="page faults", value="unknown")
+        return Diagnosis(name="page faults", value="unknown")
     in_force = huge if huge is not None and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else small
     kept = "malloc" in os.environ.get("LD_PRELOAD", "")
     tensor_ms = 1e3 * small * TENSOR_BYTES / 4096
@@ -251,10 +251,10 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
     if huge is not None and huge < 0.7 * in_force:
         remedies += ", or to thp"
     advice = f"on a CPU, every step pays this: {remedies}" if ok is False else ""
-    return Finding(name="page faults", value=value, ok=ok, advice=advice)
+    return Diagnosis(name="page faults", value=value, ok=ok, advice=advice)
 
 
-def _huge_pages(root: Path) -> Finding:
+def _huge_pages(root: Path) -> Diagnosis:
     given = host.huge_pages(root)
     set_now = ", as it is" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else ""
     meaning = {
@@ -263,13 +263,13 @@ def _huge_pages(root: Path) -> Finding:
         "never": "never: THP_MEM_ALLOC_ENABLE=1 does nothing until root writes madvise to /sys/kernel/mm/"
         "transparent_hugepage/enabled",
     }
-    return Finding(name="huge pages", value=meaning.get(given, given) if given else "unknown")
+    return Diagnosis(name="huge pages", value=meaning.get(given, given) if given else "unknown")
 
 
 # --- timing, disk, code
 
 
-def _clock(root: Path) -> Finding:
+def _clock(root: Path) -> Diagnosis:
     """Check the clock that times blocks."""
     reads = [time.perf_counter() for _ in range(1000)]
     step = min((b - a for a, b in pairwise(reads) if b > a), default=float("inf"))
@@ -277,32 +277,32 @@ def _clock(root: Path) -> Finding:
     value = f"perf_counter steps by {1e9 * step:.0f} ns" + (f", from {source}" if source else "")
     if source in ("hpet", "acpi_pm", "jiffies"):
         advice = "Linux does not use this CPU's own counter (see dmesg), so times may jump; try another host"
-        return Finding(name="clock", value=value, ok=False, advice=advice)
+        return Diagnosis(name="clock", value=value, ok=False, advice=advice)
     advice = "" if step <= CLOCK_SECONDS else "use longer blocks: --set protocol.block_seconds=10"
-    return Finding(name="clock", value=value, ok=step <= CLOCK_SECONDS, advice=advice)
+    return Diagnosis(name="clock", value=value, ok=step <= CLOCK_SECONDS, advice=advice)
 
 
-def _disk(name: str, folder: Path) -> Finding:
+def _disk(name: str, folder: Path) -> Diagnosis:
     """Check the free space of a folder, or of its first parent that exists."""
     try:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         free = shutil.disk_usage(there).free
     except OSError:
-        return Finding(name=name, value="unknown")
+        return Diagnosis(name=name, value="unknown")
     value = f"{free / GIB:.1f} GiB free in {folder}"
     if not os.access(there, os.W_OK | os.X_OK):
         advice = "choose a folder that you may write into: bench run --out FOLDER"
-        return Finding(name=name, value=f"no permission to write to {there}", ok=False, advice=advice)
+        return Diagnosis(name=name, value=f"no permission to write to {there}", ok=False, advice=advice)
     ok = free >= FREE_DISK_BYTES
     advice = "" if ok else "free some space: a full disk ends a run half-way"
-    return Finding(name=name, value=value, ok=ok, advice=advice)
+    return Diagnosis(name=name, value=value, ok=ok, advice=advice)
 
 
-def _git() -> Finding:
+def _git() -> Diagnosis:
     commit, dirty = git_state()
     if commit is None or dirty is None:
-        return Finding(name="code", value="no git checkout; records carry a hash of the code")
+        return Diagnosis(name="code", value="no git checkout; records carry a hash of the code")
     value = f"commit {commit[:10]}" + (", changed since" if dirty else "")
-    return Finding(
+    return Diagnosis(
         name="code", value=value, ok=not dirty, advice="commit first: records say 'dirty'" if dirty else ""
     )

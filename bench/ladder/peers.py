@@ -19,7 +19,7 @@ CANNOT_RUN = 69
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     """One progress line of a peer's log."""
 
     at: float
@@ -58,13 +58,13 @@ class Peer:
     times_last_step_only: bool = False
     """Whether its own time covers only the last step before a line, without waiting for a GPU."""
 
-    def read(self, text: str, at: float) -> Line | None:
+    def read(self, text: str, at: float) -> LogLine | None:
         """Parse a line of its log; None if it is no progress line."""
         for pattern in self.lines:
             if match := re.search(pattern, text):
                 groups = match.groupdict()
                 norm, ms = groups.get("norm"), groups.get("ms")
-                return Line(
+                return LogLine(
                     at=at,
                     step=int(groups["step"]),
                     loss=float(groups["loss"]),

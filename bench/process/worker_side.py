@@ -121,7 +121,7 @@ def exit_code(outcome: Outcome) -> int:
     return 0 if outcome.status == "ok" else 1
 
 
-class Progress:
+class ProgressFile:
     """Tells the runner the phase, steps and tokens/s of this process, by one JSON object in a file."""
 
     def __init__(self, out: Path) -> None:

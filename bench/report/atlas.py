@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.atlas import FEW, Cell, Line, atlas
+from bench.analysis.atlas import FEW, AtlasRow, Cell, atlas
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import ratio, times, verdict_word
@@ -28,7 +28,7 @@ def machines(boards: Sequence[Scoreboard]) -> dict[str, list[Scoreboard]]:
 
 @dataclass(frozen=True)
 class Atlas:
-    lines: Sequence[Line]
+    lines: Sequence[AtlasRow]
     machines: Sequence[str]
     """Titles of the columns that have a cell, those with most first."""
     published: Sequence[str]
@@ -51,13 +51,13 @@ def pictured(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) ->
     return found if len(found.machines) > 1 else None
 
 
-def _of(lines: Sequence[Line], columns: Iterable[str]) -> Atlas:
+def _of(lines: Sequence[AtlasRow], columns: Iterable[str]) -> Atlas:
     counts = {title: sum(title in line.cells for line in lines) for title in columns}
     machines = sorted((title for title in counts if counts[title]), key=lambda title: -counts[title])
     return Atlas(lines, machines, list(dict.fromkeys(name for line in lines for name in line.published)))
 
 
-def _has_room(line: Line) -> bool:
+def _has_room(line: AtlasRow) -> bool:
     sure = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
     return len(line.changes) <= FEW and (sure or len(line.cells) + len(line.published) > 1)
 
@@ -68,7 +68,7 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
     if len(boards) < 2 or not found.lines:
         return None
 
-    def gain(title: str) -> Column[Line]:
+    def gain(title: str) -> Column[AtlasRow]:
         """Of several measurements of a change on one machine, that of most rounds, then the newest."""
         return Column(
             title,
@@ -78,10 +78,10 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
             drop=1 + len(found.machines) - found.machines.index(title),
         )
 
-    def stated(title: str) -> Column[Line]:
+    def stated(title: str) -> Column[AtlasRow]:
         return Column(f"{title}, published", lambda line: line.published.get(title, ""), times, drop=1)
 
-    columns: list[Column[Line]] = [
+    columns: list[Column[AtlasRow]] = [
         Column("Change from the rung before", lambda line: line.title, words=True),
         *map(gain, found.machines),
         *map(stated, found.published),

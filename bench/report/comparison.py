@@ -42,7 +42,7 @@ BETWEEN_RUNS = (
 
 # --- Side by side
 
-Line = tuple[Row, list[Pair | None]]
+MatchedRow = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
 
 
@@ -50,7 +50,7 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
     """How much faster the other sides are, the rungs that have a partner, and what else differs."""
     whole = comparison_table(comparisons)
     first = comparisons[0].first
-    columns: list[Column[Line]] = [
+    columns: list[Column[MatchedRow]] = [
         Column("rung", _names, words=True),
         Column(f"{first.letter} tokens/s", lambda line: speed(line[0].tps), drop=2),
     ]
@@ -76,7 +76,7 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
     )
 
 
-def _brief_columns(place: int, letter: str, first: str) -> list[Column[Line]]:
+def _brief_columns(place: int, letter: str, first: str) -> list[Column[MatchedRow]]:
     """Speed, speed-up and memory of one of the other sides; `place` is that of its pair in a line."""
 
     def over(pair: Pair) -> str:
@@ -94,12 +94,14 @@ def _brief_columns(place: int, letter: str, first: str) -> list[Column[Line]]:
     ]
 
 
-def _of(place: int, cell: Callable[[Pair], object], absent: str | None = None) -> Callable[[Line], object]:
+def _of(
+    place: int, cell: Callable[[Pair], object], absent: str | None = None
+) -> Callable[[MatchedRow], object]:
     """The value of a line by its pair at `place`; `absent` where the rung has no partner there."""
     return lambda line: cell(pair) if (pair := line[1][place]) else absent
 
 
-def _not_ranked(line: Line) -> str | None:
+def _not_ranked(line: MatchedRow) -> str | None:
     """Why none of a rung's speeds compares."""
     pairs = [pair for pair in line[1] if pair]
     if all(pair.not_ranked for pair in pairs):
@@ -111,7 +113,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """One table of the rungs that have a partner; what differs between the sides stands before it."""
     first = comparisons[0].first
     sides = [first, *(comparison.other for comparison in comparisons)]
-    columns: list[Column[Line]] = [
+    columns: list[Column[MatchedRow]] = [
         Column("Rung", _names, words=True),
         Column(f"{first.letter} TPS", lambda line: _tps(line[0])),
         Column(f"{first.letter} MFU", lambda line: line[0].mfu, percent),
@@ -155,12 +157,12 @@ def _answer(comparison: Comparison) -> str:
     return f"{letters}: {', '.join(told) or 'no rung in common'} of {of}{between}."
 
 
-def _names(line: Line) -> str:
+def _names(line: MatchedRow) -> str:
     row, pairs = line
     return " / ".join(dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)]))
 
 
-def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
+def _columns_of(place: int, letter: str, over: str) -> list[Column[MatchedRow]]:
     """Columns of one of the other sides; `place` is that of its pair in a line."""
     return [
         Column(f"{letter} TPS", _of(place, lambda pair: _tps(pair.other))),

@@ -79,7 +79,7 @@ def sources(rungs: Sequence[RungView]) -> str:
 # --- The runs, a line each
 
 
-class Run(NamedTuple):
+class RunSummary(NamedTuple):
     board: Scoreboard
     fastest: RungView | None
 
@@ -93,10 +93,10 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     if len(boards) < 2:
         return None
 
-    def model(run: Run) -> str:
+    def model(run: RunSummary) -> str:
         return "{model}, T = {seq_len}".format(**run.board.workload)
 
-    columns: list[Column[Run]] = [
+    columns: list[Column[RunSummary]] = [
         Column("Run", lambda run: run.board.title, words=True),
         Column("Model", model, words=True, drop=2),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
@@ -113,7 +113,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     return Table(
         title=f"{len(boards)} runs",
         columns=columns,
-        rows=[Run(board, fastest_rung(board)) for board in boards],
+        rows=[RunSummary(board, fastest_rung(board)) for board in boards],
         notes=[
             "Fastest rung: by mean tokens per second, of those of equal maths that failed no check; how sure "
             "that is, each run's own report tells. Runs on unlike models do not rank."
@@ -123,7 +123,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
 
 def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     """The fastest of several runs, and a line for each, which no terminal wraps."""
-    runs = [Run(board, fastest_rung(board)) for board in boards]
+    runs = [RunSummary(board, fastest_rung(board)) for board in boards]
     tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.task)
     answer = []
     if tasks:
@@ -133,7 +133,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         if most is not best:  # which is incomplete, or has a caveat
             found = f"{_where(most)}; of complete runs without a caveat: {found}"
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
-    columns: list[Column[Run]] = [
+    columns: list[Column[RunSummary]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),
         Column("ladder", _ladder, words=True),
         Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
@@ -151,7 +151,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     )
 
 
-def _rounds(run: Run) -> str:
+def _rounds(run: RunSummary) -> str:
     return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
 
 
@@ -159,7 +159,7 @@ def _where(rung: RungView) -> str:
     return f"{name_with_caveats(rung)} on {rung.machine}, {number(rung.row.mean_tps)} tokens/s"
 
 
-def _ladder(run: Run) -> str:
+def _ladder(run: RunSummary) -> str:
     model = run.board.workload["model"]
     return run.board.ladder if model == "gpt2" else f"{run.board.ladder} ({model})"
 

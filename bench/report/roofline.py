@@ -27,11 +27,11 @@ def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggl
     return 1e3 * row.tokens_per_step / row.tps.value if same else None
 
 
-Line = tuple[str, Bound, float | None]
+BoundRow = tuple[str, Bound, float | None]
 """A rung's name, its bound, and its measured milliseconds per optimiser step."""
 
 
-def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[Line]:
+def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[BoundRow]:
     """A line for each rung.
 
     device: that of the ceiling. board: results of the ladder, where there are any.
@@ -54,7 +54,7 @@ def roofline_brief(
     ceiling: Ceiling,
     peak: float | None,
     workload: Workload,
-    lines: Sequence[Line] = (),
+    lines: Sequence[BoundRow] = (),
     title: str = "",
     source: str = "",
 ) -> Brief:
@@ -153,9 +153,9 @@ def _attention(a: Attention) -> str:
     )
 
 
-def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Table:
+def bound_table(title: str, lines: Sequence[BoundRow], notes: Sequence[str]) -> Table:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
-    columns: list[Column[Line]] = [
+    columns: list[Column[BoundRow]] = [
         Column("Rung", lambda line: line[0], words=True),
         Column("Number format", lambda line: line[1].number_format, words=True, drop=3),
         Column("At own rates", lambda line: _by_own_rate(line[1]) or None, words=True, drop=1),

@@ -20,7 +20,15 @@ import torch.nn.functional as F
 from bench.analysis.bound import attention_flops, linear_layers
 from bench.host.feasibility import TIMES_SLOWER_IF_EMULATED
 from bench.host.standstill import Instant, pulse_beside, standstills
-from bench.process.worker_side import Progress, cause, exit_code, failure, give_way, leave_with_runner, write
+from bench.process.worker_side import (
+    ProgressFile,
+    cause,
+    exit_code,
+    failure,
+    give_way,
+    leave_with_runner,
+    write,
+)
 from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
 from gpt2.config.toggles import Toggles, UnsupportedToggle
@@ -355,7 +363,7 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
             PRESETS[arguments.model],
             seconds=arguments.seconds,
             threads=count,
-            progress=Progress(arguments.out),
+            progress=ProgressFile(arguments.out),
         )
         return Outcome(status="ok", environment=machine, resolved={"threads": count}, ceiling=ceiling)
     except UnsupportedToggle as error:

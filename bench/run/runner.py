@@ -41,7 +41,7 @@ from gpt2.hardware.host import SPLITS_WORDS, missing_allocator, temp_folder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunResult:
     """Records and end of a run."""
 
     path: Path
@@ -61,7 +61,7 @@ class Run:
 
 def run(
     ladder: Ladder, options: Options, watcher: Watcher, source: Callable[[], TaskSource] | None = None
-) -> Run:
+) -> RunResult:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
     source: makes the source of tasks; by default the one that the ladder's `carry` asks for. Raises
@@ -113,7 +113,7 @@ def run(
         interrupted, error = _run_tasks(schedule, executor, path, records, limit)
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
-    return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+    return RunResult(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
 
 
 def _check(ladder: Ladder, options: Options) -> str:

@@ -23,7 +23,7 @@ from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
 from bench.process.worker_side import (
-    Progress,
+    ProgressFile,
     TooSlow,
     age,
     cause,
@@ -186,7 +186,7 @@ def _measure(
     if agree(float(cache == "cold")):  # on any rank: all wait for the slowest
         cache = "cold"
     startup_seconds = age()
-    progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    progress = ProgressFile(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
     )

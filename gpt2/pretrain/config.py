@@ -71,7 +71,7 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TrainingRun:
     """One training from its first step to its last."""
 
     __pydantic_config__: ClassVar = STRICT
@@ -103,8 +103,8 @@ class Run:
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 
-def load(config: str, overrides: Sequence[str] = ()) -> Run:
-    """Load a Run by its file or name; overrides are PATH=VALUE, such as toggles.device=cuda.
+def load(config: str, overrides: Sequence[str] = ()) -> TrainingRun:
+    """Load a TrainingRun by its file or name; overrides are PATH=VALUE, such as toggles.device=cuda.
 
     Raises ConfigError, which names file and key.
     """
@@ -119,13 +119,13 @@ def load(config: str, overrides: Sequence[str] = ()) -> Run:
     return build(content, str(path))
 
 
-def build(content: dict[str, Any], where: str) -> Run:
-    """Build a Run from its keys; `where` begins error messages. Raises ConfigError."""
+def build(content: dict[str, Any], where: str) -> TrainingRun:
+    """Build a TrainingRun from its keys; `where` begins error messages. Raises ConfigError."""
     parts = {"workload": Workload, "toggles": Toggles, "evaluation": Evaluation, "checkpoints": Checkpoints}
     for name, kind in {**parts, "guard": Policy}.items():
         if name in content:
             validate(kind, content[name], f"{where}: {name}")  # so that an error names the part
-    return validate(Run, content, where)
+    return validate(TrainingRun, content, where)
 
 
 def find(config: str) -> Path:

@@ -32,7 +32,7 @@ from gpt2.data.shards import Shards
 from gpt2.data.splits import odd_to_train_on, open_validation, token_files
 from gpt2.files.cache import DataError, cache_dir, data_dir
 from gpt2.files.listing import listed, printable
-from gpt2.pretrain.config import Run
+from gpt2.pretrain.config import TrainingRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def prepared_folder(name: str) -> Path:
     return cache_dir() / "corpora" / name
 
 
-def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> Data:
+def open_data(run: TrainingRun, source: Source, saved: dict[str, Any] | None = None) -> Data:
     """Open the run's training and validation data.
 
     saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or
@@ -85,7 +85,7 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
     return data
 
 
-def _shards(run: Run, source: Source) -> Data:
+def _shards(run: TrainingRun, source: Source) -> Data:
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
     folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
@@ -147,7 +147,7 @@ def _taken(what: str, corpus: Corpus | None) -> str:
     return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
 
 
-def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
+def _stream(run: TrainingRun, source: Source, place: dict[str, Any] | None) -> Data:
     workload, held_out, apart = run.workload, None, ""
     name = str(source.path) if source.path is not None else workload.data
     # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
@@ -211,7 +211,7 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
 
 
 def _other_validation(
-    run: Run, name: str, trained: Mapping[str, Any], text_column: str | None, *, whole: bool = False
+    run: TrainingRun, name: str, trained: Mapping[str, Any], text_column: str | None, *, whole: bool = False
 ) -> tuple[Corpus, str, list[str]]:
     """Open validation data from another corpus: its prepared validation shards, or its first documents.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from gpt2.data.corpora.prepare import Progress as Prepared
+from gpt2.data.corpora.prepare import Prepared
 from gpt2.format import duration
 from gpt2.pretrain.metrics import Event
 from gpt2.terminal import LiveLine

@@ -14,7 +14,7 @@ from gpt2.evals import hellaswag
 from gpt2.evals.generate import generate, stream_text
 from gpt2.evals.validation_loss import Validation
 from gpt2.pretrain import checkpoint_tensors
-from gpt2.pretrain.config import Run
+from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.datasets import Data
 from gpt2.pretrain.metrics import Event
 from gpt2.text import encoded
@@ -36,7 +36,7 @@ class Evaluations:
     Raises ConfigError, DataError, and what gpt2.evals.hellaswag.load() raises.
     """
 
-    def __init__(self, run: Run, training: Training, data: Data) -> None:
+    def __init__(self, run: TrainingRun, training: Training, data: Data) -> None:
         self.asked = asked = run.evaluation
         self.steps, self.training, self.corpus = run.steps, training, data.facts["name"]
         held_out = data.validation

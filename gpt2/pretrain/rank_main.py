@@ -31,7 +31,7 @@ from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest, step_folder
-from gpt2.pretrain.config import Run
+from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
 from gpt2.pretrain.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
@@ -45,7 +45,9 @@ ABOUT = "run.json"
 """File in the run's folder that holds its configuration and id."""
 
 
-def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wandb: bool = False) -> int:
+def run_rank(
+    run: TrainingRun, options: SessionOptions, *, tensorboard: bool = False, wandb: bool = False
+) -> int:
     """Train until the run ends or is interrupted, and return the exit code (see gpt2.cli.main.train)."""
     device: Device | None = None
     end_with_launcher()
@@ -80,7 +82,7 @@ def _lost_a_rank(error: Exception) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wanted: bool) -> int:
+def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: int, **wanted: bool) -> int:
     with ExitStack() as stack:
         if rank == 0:
             _take_folder(options, stack)
@@ -186,7 +188,7 @@ def _leave(folder: Path) -> None:
         folder.rmdir()
 
 
-def _see_one_folder(run: Run, options: SessionOptions) -> None:
+def _see_one_folder(run: TrainingRun, options: SessionOptions) -> None:
     """Raise CheckpointError unless all ranks see the folder, to which each writes its part."""
     if run.toggles.processes == 1:
         return
@@ -203,7 +205,7 @@ def _see_one_folder(run: Run, options: SessionOptions) -> None:
         raise CheckpointError(f"{unseen}; let --out lie on a shared disk")
 
 
-def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> list[Sink]:
+def _sinks(run: TrainingRun, session: Session, *, tensorboard: bool, wandb: bool) -> list[Sink]:
     options = session.options
     step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex

@@ -27,7 +27,7 @@ from gpt2.prefetch import Waiting
 from gpt2.pretrain import checkpoint_tensors
 from gpt2.pretrain.anomaly import Guard, TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
-from gpt2.pretrain.config import Run
+from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.datasets import Data, Source, open_data
 from gpt2.pretrain.evaluations import CutShort, Evaluations
 from gpt2.pretrain.metrics import Event
@@ -71,7 +71,7 @@ class Session(Iterator[Event]):
     ended_early: str | None = None
     """Reason why the run is not complete, set when the leg ends early."""
 
-    def __init__(self, run: Run, options: SessionOptions, device: Device) -> None:
+    def __init__(self, run: TrainingRun, options: SessionOptions, device: Device) -> None:
         self.run, self.options, self.device = run, options, device
         self._begun = time.monotonic()
         found = folders(options.checkpoints) if options.resume else []
@@ -303,7 +303,7 @@ class Session(Iterator[Event]):
         return Event(kind=kind, step=self.training.number, values=values)
 
 
-def _open_data(run: Run, source: Source, saved: dict[str, Any]) -> Data:
+def _open_data(run: TrainingRun, source: Source, saved: dict[str, Any]) -> Data:
     """Open the run's data on every rank; one rank of each machine fills the cache for the others.
 
     saved: `data` of the checkpoint to resume from, empty without one. Raises DataError, or the rank's own
@@ -358,7 +358,7 @@ FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
 """Workload keys that must not change on resuming: earlier steps had other data, or another model."""
 
 
-def _comparable(folder: Path, saved: Saved, run: Run) -> None:
+def _comparable(folder: Path, saved: Saved, run: TrainingRun) -> None:
     """Raise CheckpointError where a run cannot resume from this checkpoint: no training, or another one."""
     if not saved.run:
         raise CheckpointError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.device import find
-from gpt2.pretrain.config import Run, build
+from gpt2.pretrain.config import TrainingRun, build
 from gpt2.pretrain.metrics import Event
 from gpt2.pretrain.session import Session, SessionOptions
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TIMING = ("seconds", "elapsed_seconds", "tps", "mfu", "peak_memory_bytes", "wait_seconds")
 
 
-def tiny_run(*, steps: int = 12, toggles: dict[str, Any] | None = None, **changes: Any) -> Run:
+def tiny_run(*, steps: int = 12, toggles: dict[str, Any] | None = None, **changes: Any) -> TrainingRun:
     """A run whose steps take some 20 ms each."""
     workload = {"model": "tiny", "seq_len": 32, "tokens_per_step": 128, "lr": 3e-3, "lr_warmup_steps": 3}
     content: dict[str, Any] = {
@@ -33,11 +33,11 @@ def tiny_run(*, steps: int = 12, toggles: dict[str, Any] | None = None, **change
     return build(content, "test")
 
 
-def session(run: Run, folder: Path, **place: Any) -> Session:
+def session(run: TrainingRun, folder: Path, **place: Any) -> Session:
     return Session(run, SessionOptions(folder=folder, **place), find(run.toggles))
 
 
-def events(run: Run, folder: Path, **place: Any) -> list[Event]:
+def events(run: TrainingRun, folder: Path, **place: Any) -> list[Event]:
     return list(session(run, folder, **place))
 
 
@@ -47,7 +47,7 @@ def learned(found: list[Event]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
 
 
-def broken_off(run: Run, folder: Path, after: int) -> list[Event]:
+def broken_off(run: TrainingRun, folder: Path, after: int) -> list[Event]:
     """The events of a leg that is asked to end once `after` steps were taken."""
     it, found = session(run, folder), []
     last = "val" if it.evaluations.due(after - 1) else "step"
@@ -70,5 +70,5 @@ def command(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
     )
 
 
-def with_toggles(run: Run, **toggles: Any) -> Run:
+def with_toggles(run: TrainingRun, **toggles: Any) -> TrainingRun:
     return replace(run, toggles=replace(run.toggles, **toggles))

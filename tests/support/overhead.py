@@ -40,7 +40,7 @@ def main() -> None:
     import torch
 
     from bench.host.environment import describe
-    from bench.process.worker_side import Progress
+    from bench.process.worker_side import ProgressFile
     from bench.run.measure import Waiting, measure
     from gpt2.data.batches import Batches, open_corpus
     from gpt2.device import Cpu
@@ -55,7 +55,7 @@ def main() -> None:
     protocol = Protocol(
         min_warmup_steps=1, block_seconds=arguments.seconds / 5, blocks=5, max_window_seconds=3600
     )
-    progress = Progress(arguments.out)
+    progress = ProgressFile(arguments.out)
 
     def harness() -> float:
         start = time.perf_counter()

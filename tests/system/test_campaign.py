@@ -15,7 +15,7 @@ from places import ROOT
 from waiting import Clock, await_gone, is_gone, said_in
 
 from bench import campaign
-from bench.campaign import Outcome, archive, carry_out, earlier
+from bench.campaign import PartOutcome, archive, carry_out, earlier
 from bench.campaign_parts import KINDS, Part, report
 from bench.ladder.ladder import load
 from gpt2.files.lock import Locked, exclusive
@@ -53,7 +53,7 @@ def ran(folder: Path) -> list[str]:
     return path.read_text().split() if path.exists() else []
 
 
-def statuses(outcomes: list[Outcome]) -> dict[str, str]:
+def statuses(outcomes: list[PartOutcome]) -> dict[str, str]:
     return {each.part: each.status for each in outcomes}
 
 

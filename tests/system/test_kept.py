@@ -24,7 +24,7 @@ from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.probe import ProbeResult
-from bench.run.runner import Run, run
+from bench.run.runner import RunResult, run
 
 BENCH = str(Path(bench.__file__).parent)
 MEASURED = samples.measurement()
@@ -51,7 +51,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def calls_until_kept(
     ladder: Path, out: Path, fails: str | None, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Run, list[str]]:
+) -> tuple[RunResult, list[str]]:
     """Run a ladder whose first call of a function of bench, before its record is kept, fails.
 
     fails: which, as the functions called meanwhile are named, which are returned.

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from bench.analysis.atlas import Cell, Line
+from bench.analysis.atlas import AtlasRow, Cell
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import plural, spread, times
 from bench.records.published import Published
@@ -83,10 +83,10 @@ def _written(cell: Cell) -> str:
     return f"{times(cell.ratio.value)} {interval}"
 
 
-def _finding(shown: Sequence[Line]) -> str:
+def _finding(shown: Sequence[AtlasRow]) -> str:
     """The change that was surely faster on most machines."""
 
-    def gains(line: Line) -> list[float]:
+    def gains(line: AtlasRow) -> list[float]:
         return sorted(
             cell.ratio.value for cell in line.cells.values() if cell.ratio and cell.verdict == "faster"
         )
@@ -99,7 +99,7 @@ def _finding(shown: Sequence[Line]) -> str:
     return f"{TITLE}: {best.title} helps most often: {much} on {len(found)} of {len(best.cells)}"
 
 
-def _reading(shown: Sequence[Line]) -> str:
+def _reading(shown: Sequence[AtlasRow]) -> str:
     words = ["Tokens per second over the rung before, ±: 95 % interval"]
     if any(line.differs for line in shown):
         words.append("≠: faster on one, slower on another")

@@ -19,11 +19,11 @@ from typing import Literal
 from bench.errors import BenchError
 from bench.host.standstill import uneven
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
-from bench.ladder.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
+from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine, Peer, PeerRung
 from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import (
-    Progress,
+    ProgressFile,
     age,
     compile_cache,
     compile_cache_filled,
@@ -95,7 +95,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         log = TrainerLog(program, peer, external.tokens_per_step, origin(peer, folder, words), relay)
         timing = LogTiming(ladder.protocol)
         try:
-            _follow(log.lines(deadline), timing, usage, Progress(out), external.tokens_per_step)
+            _follow(log.lines(deadline), timing, usage, ProgressFile(out), external.tokens_per_step)
         except LogError as error:
             return Outcome(status="failed", error=f"{peer.title}: {error}", peer_version=log.version)
         finally:
@@ -117,7 +117,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
 
 
 def _follow(
-    lines: Iterable[Line], timing: LogTiming, usage: Usage, tell: Progress, tokens_per_step: int
+    lines: Iterable[LogLine], timing: LogTiming, usage: Usage, tell: ProgressFile, tokens_per_step: int
 ) -> None:
     """Take progress lines until the window is complete or they end. Raises LogError.
 

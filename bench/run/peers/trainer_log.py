@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.ladder.ladder import Protocol
-from bench.ladder.peers import Line, Peer
+from bench.ladder.peers import LogLine, Peer
 from bench.process.pty_process import Program
 from bench.process.supervisor import ERROR_LINES
 
@@ -77,7 +77,7 @@ class TrainerLog:
         """Version by its log and its origin; None if neither is known."""
         return ", ".join(filter(None, (self._version, self._origin))) or None
 
-    def lines(self, deadline: float) -> Iterator[Line]:
+    def lines(self, deadline: float) -> Iterator[LogLine]:
         """Yield progress lines as they arrive, until the program ends or at `deadline` (perf_counter).
 
         Raises LogError where steps do not increase or have another number of tokens than the ladder says.
@@ -111,16 +111,16 @@ class LogTiming:
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self.block_steps: int | None = None
         self.block_seconds: list[float] = []
-        self._settling: Line | None = None
+        self._settling: LogLine | None = None
         """Start of the untimed block before the window."""
-        self._block_start: Line | None = None
+        self._block_start: LogLine | None = None
         self._window = 0
         """Index of the line at which the window began."""
 
-    def take(self, line: Line) -> None:
+    def take(self, line: LogLine) -> None:
         """Take a line, of a later step than the last. Raises LogError if the window is unsound."""
         before = self.lines[-1] if self.lines else None
         self.lines.append(line)
@@ -135,7 +135,7 @@ class LogTiming:
         elif self._is_warm(line):
             self._settling = line
 
-    def _is_warm(self, line: Line) -> bool:
+    def _is_warm(self, line: LogLine) -> bool:
         """Whether the steps since the first line are as many, and took as long, as the protocol asks."""
         steps, seconds = line.step - self.lines[0].step, line.at - self.lines[0].at
         return steps >= self._protocol.min_warmup_steps and seconds >= self._protocol.min_warmup_seconds
@@ -145,7 +145,7 @@ class LogTiming:
         lines = self._protocol.block_seconds * steps / seconds / interval
         return interval * max(1, round(lines))
 
-    def _settle(self, start: Line, line: Line) -> None:
+    def _settle(self, start: LogLine, line: LogLine) -> None:
         """Leave one block untimed: clocks settle, and one step alone tells little of a block's steps.
 
         Ends after a time, not a number of steps: if two lines are read at once, the second's interval is 0.
@@ -155,7 +155,7 @@ class LogTiming:
             self.block_steps = self._steps_of_block(line.at - start.at, line.step - start.step, interval)
             self._block_start, self._window = line, len(self.lines) - 1
 
-    def _timed(self, start: Line, line: Line) -> None:
+    def _timed(self, start: LogLine, line: LogLine) -> None:
         assert self.block_steps
         steps = line.step - start.step
         if steps < self.block_steps:
@@ -192,7 +192,7 @@ class LogTiming:
         return last.step - self.lines[0].step + 1
 
     @property
-    def _window_lines(self) -> list[Line]:
+    def _window_lines(self) -> list[LogLine]:
         assert self._block_start
         return [line for line in self.lines[self._window :] if line.step <= self._block_start.step]
 

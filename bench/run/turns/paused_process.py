@@ -14,7 +14,7 @@ import psutil
 
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, Rung
-from bench.ladder.peers import CANNOT_RUN, PEERS, Line
+from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import give_way
@@ -53,7 +53,7 @@ class PausedProcess:
 
         The first step, in which it may have been stopped, is not timed.
         """
-        begun: Line | None = None
+        begun: LogLine | None = None
         try:
             for line in self._log.lines(time.perf_counter() + self._seconds):
                 if not math.isfinite(line.loss):

@@ -45,7 +45,7 @@ VOCABULARY = {"name": "gpt2", "size": TEXT_VOCABULARY, "separator": SEPARATOR}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class Prepared:
     """Progress of a preparation."""
 
     file: str
@@ -90,7 +90,7 @@ def prepare(
     warn: Callable[[str], None] | None = None,
     tell: Callable[[str], None] = lambda line: None,
     **settings: Any,
-) -> Iterator[Progress]:
+) -> Iterator[Prepared]:
     """Write a corpus's tokens into shards, with `processes` processes (one per processor where None).
 
     <|endoftext|> precedes each document. Shards have `shard_tokens` tokens each, and the last one what is
@@ -148,7 +148,7 @@ class _Job:
     before: int = 0
     """Tokens written by earlier sessions."""
 
-    def run(self, encoder: Encoder) -> Iterator[Progress]:
+    def run(self, encoder: Encoder) -> Iterator[Prepared]:
         self.before = self.index.tokens
         for torn in leftovers(self.folder, rf"index\.json|{re.escape(self.index.name)}_(train|val)_\d+\.bin"):
             with contextlib.suppress(OSError):
@@ -179,7 +179,7 @@ class _Job:
 
     def _shard(
         self, split: str, tokens: Tokens, wanted: int, *, estimated: bool = True
-    ) -> Generator[Progress, None, dict[str, Any]]:
+    ) -> Generator[Prepared, None, dict[str, Any]]:
         """Write the next shard of a split, and return its entry in the index.
 
         estimated: whether to estimate the time left, as tokens of the training corpus allow.
@@ -240,11 +240,11 @@ class _Job:
         apart = self.index.shards[0]["tokens"] if self.validation is not None else 0
         return apart + min(limits) if limits else None
 
-    def _progress(self, file: str, count: int, documents: int, total: float | None) -> Progress:
+    def _progress(self, file: str, count: int, documents: int, total: float | None) -> Prepared:
         tokens = self.index.tokens + count
         rate = (tokens - self.before) / max(time.monotonic() - self.started, 1e-9)
         remaining = None if total is None else max(total - tokens, 0.0) / rate
-        return Progress(
+        return Prepared(
             file=file,
             documents=self.index.documents + documents,
             tokens=tokens,
@@ -307,7 +307,7 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
             raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
 
 
-def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
+def _result(shard: Generator[Prepared, None, dict[str, Any]]) -> dict[str, Any]:
     while True:
         try:
             next(shard)

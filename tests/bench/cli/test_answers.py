@@ -16,7 +16,7 @@ from bench.analysis.select import load_boards
 from bench.cli import dry_run
 from bench.cli.machine import findings_brief
 from bench.cli.turns import turns_brief
-from bench.host.checks import Finding
+from bench.host.checks import Diagnosis
 from bench.ladder.ladder import load
 from bench.report.brief import Brief
 from bench.report.comparison import comparison_brief
@@ -86,13 +86,13 @@ def doctor() -> Brief:
     remedy = "on a CPU, every step pays this: set toggles.allocator to jemalloc or tcmalloc, or to thp"
     return findings_brief(
         [
-            Finding(name="CPU governor", value="performance", ok=True),
-            Finding(name="SMT", value="off"),
-            Finding(name="other work", value="others keep 1.00 cores busy", ok=False, advice="stop them"),
-            Finding(name="noise", value="24.8% spread of equal blocks", ok=False, advice="more rounds"),
-            Finding(name="page faults", value=faults, ok=False, advice=remedy),
-            Finding(name="jemalloc", value="missing", advice="apt-get install libjemalloc2"),
-            Finding(name="code", value="commit cbb3d750ea, changed since", ok=False, advice="commit first"),
+            Diagnosis(name="CPU governor", value="performance", ok=True),
+            Diagnosis(name="SMT", value="off"),
+            Diagnosis(name="other work", value="others keep 1.00 cores busy", ok=False, advice="stop them"),
+            Diagnosis(name="noise", value="24.8% spread of equal blocks", ok=False, advice="more rounds"),
+            Diagnosis(name="page faults", value=faults, ok=False, advice=remedy),
+            Diagnosis(name="jemalloc", value="missing", advice="apt-get install libjemalloc2"),
+            Diagnosis(name="code", value="commit cbb3d750ea, changed since", ok=False, advice="commit first"),
         ]
     )
 

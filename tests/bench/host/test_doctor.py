@@ -18,7 +18,7 @@ from bench.analysis.warnings import disturbances
 from bench.cli.machine import findings_brief
 from bench.host import checks, doctor
 from bench.host import telemetry as machine
-from bench.host.checks import Finding
+from bench.host.checks import Diagnosis
 from bench.records.machine import GpuState, State
 from gpt2.hardware import host
 
@@ -465,10 +465,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_timed_blocks", lambda: [0.02, 0.02])
     monkeypatch.setattr(doctor, "_fault_seconds", lambda advice=None: 0.2e-6)
     monkeypatch.setattr(machine, "other_cores", lambda: 0.0)
-    monkeypatch.setattr(doctor, "matrix_library", lambda: Finding(name="matrix library", value="unknown"))
+    monkeypatch.setattr(doctor, "matrix_library", lambda: Diagnosis(name="matrix library", value="unknown"))
 
 
-def by_name(findings: list[Finding]) -> dict[str, Finding]:
+def by_name(findings: list[Diagnosis]) -> dict[str, Diagnosis]:
     return {finding.name: finding for finding in findings}
 
 

@@ -356,8 +356,8 @@ def test_the_tokens_measured_are_those_of_the_largest_micro_batch_of_the_device_
 
 
 def test_the_process_tells_how_far_it_is(quick: None, tmp_path: Path) -> None:
-    from bench.process.worker_side import Progress
+    from bench.process.worker_side import ProgressFile
     from bench.records.record import progress_path
 
-    small(Cpu(), progress=Progress(tmp_path / "m.json"))
+    small(Cpu(), progress=ProgressFile(tmp_path / "m.json"))
     assert '"phase": "ceiling"' in progress_path(tmp_path / "m.json").read_text()

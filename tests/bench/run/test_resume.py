@@ -17,7 +17,7 @@ from bench.records.record import Record, append, read
 from bench.run.command import Options
 from bench.run.resume import repair, runs_of
 from bench.run.resume import unfinished as find_unfinished
-from bench.run.runner import Rounds, Run, lacks
+from bench.run.runner import Rounds, RunResult, lacks
 
 
 @pytest.fixture
@@ -287,9 +287,9 @@ def begun(ladder: Path, over: str, out: Path, monkeypatch: pytest.MonkeyPatch, t
     """Of each task of a sweep that is resumed, whether there is a run of it to go on with; nothing runs."""
     asked: list[bool] = []
 
-    def run(ladder: Ladder, options: Options, *_: object) -> Run:
+    def run(ladder: Ladder, options: Options, *_: object) -> RunResult:
         asked.append(options.resume)
-        return Run(path=tmp_path, records=[], interrupted=False, error=None, cut=None)
+        return RunResult(path=tmp_path, records=[], interrupted=False, error=None, cut=None)
 
     monkeypatch.setattr("bench.run.runner.run", run)
     tasks = list(_tasks(str(ladder), parse_all([over]), ()))

@@ -34,7 +34,7 @@ from gpt2.pretrain import checkpoint_tensors, rank_main
 from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read
-from gpt2.pretrain.config import Run, load
+from gpt2.pretrain.config import TrainingRun, load
 from gpt2.pretrain.datasets import Source, open_data
 from gpt2.pretrain.metrics import Event, Files, Kind, MetricsError, TensorBoard
 from gpt2.pretrain.metrics import read as read_metrics
@@ -630,7 +630,7 @@ many lines of metrics, by a signal that nobody heeds: at the same point however 
 """
 
 
-def killed(run: Run, kind: str, count: int, seconds: float, *arguments: str | Path) -> int:
+def killed(run: TrainingRun, kind: str, count: int, seconds: float, *arguments: str | Path) -> int:
     """The exit code of a `gpt2` that dies; see KILLED."""
     words = [sys.executable, "-c", KILLED, kind, str(count), str(seconds), *map(str, arguments)]
     environ = {**os.environ, **environment(run.toggles), "PYTHONPATH": str(ROOT)}

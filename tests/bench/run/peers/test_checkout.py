@@ -16,7 +16,7 @@ from shown import in_full
 from bench.analysis.schedule import Schedule
 from bench.cli.dry_run import plan
 from bench.ladder.ladder import Ladder, LadderError, Protocol, load
-from bench.ladder.peers import PEERS, Line
+from bench.ladder.peers import PEERS, LogLine
 from bench.run.command import Options, external_command
 from bench.run.peers.checkout import MissingPeer, commit, locate, locate_and_check, script
 from bench.run.peers.trainer_log import LogError, LogTiming, TrainerLog
@@ -44,7 +44,7 @@ BUILD = "step {:5d} | loss: {:.6f} | lr {:.4e} | norm: {:.4f} | dt: {:.2f}ms | t
 GOLLEM = {"train_loss": 10.9, "norm": 2.5, "lr": 6e-4, "tokens_per_second": 419000.0, "time_per_step": 156.4}
 
 
-def read(peer: str, log: str) -> list[Line]:
+def read(peer: str, log: str) -> list[LogLine]:
     lines = [PEERS[peer].read(text, at=1.0) for text in log.splitlines()]
     return [line for line in lines if line]
 
@@ -377,7 +377,7 @@ def arrive(
     for step in steps:
         if timing.complete:
             break
-        timing.take(Line(at=start + (step - steps[0]) * seconds_per_step, step=step, loss=1.0))
+        timing.take(LogLine(at=start + (step - steps[0]) * seconds_per_step, step=step, loss=1.0))
     return timing
 
 

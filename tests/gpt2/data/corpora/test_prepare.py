@@ -22,7 +22,7 @@ import streams
 from places import ROOT
 
 from gpt2.data.batches import open_corpus
-from gpt2.data.corpora.prepare import Progress, prepare
+from gpt2.data.corpora.prepare import Prepared, prepare
 from gpt2.data.corpora.sources import stem_of
 from gpt2.data.index import Index, assert_free_for_nanogpt, read_index, to_nanogpt
 from gpt2.data.splits import open_validation
@@ -293,7 +293,7 @@ def test_no_more_tokens_are_taken_than_asked_for(most: int, corpus: str, tmp_pat
 def test_progress_ends_at_the_whole_and_tells_the_time_left(
     corpus: str, tmp_path: Path, small_batches: None
 ) -> None:
-    told: list[Progress] = list(prepare(corpus, tmp_path / "out", shard_tokens=5000, processes=1))
+    told: list[Prepared] = list(prepare(corpus, tmp_path / "out", shard_tokens=5000, processes=1))
     ids = expected(TEXTS)
     assert (told[-1].documents, told[-1].tokens) == (600, len(ids))
     assert [p.tokens for p in told] == sorted(p.tokens for p in told)
