@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -47,7 +47,7 @@ from gpt2.training.stages import model_config, resolved
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
     from bench.records.machine import Environment
-    from bench.run.measure import Window
+    from bench.run.measure import Progress, Window
     from gpt2.device import Device
     from gpt2.training.train import Step, Training
 
@@ -164,8 +164,8 @@ def _measure(
     from bench.host.environment import describe
     from bench.host.feasibility import check_time
     from bench.run.aggregate import combine
-    from bench.run.measure import Waiting, first_losses, measure, more_losses, read
-    from gpt2.training.distributed import gather, nodes, ranks_agree
+    from bench.run.measure import Waiting, first_losses, measure, read
+    from gpt2.training.distributed import gather, nodes
     from gpt2.training.train import micro_batches, train
 
     import_seconds = age()
@@ -243,26 +243,46 @@ def _measure(
             gpu_memory=gpu.taken if gpu else lambda: None,
             stop_below=arguments.stop_below,
         )
-    tell(window)  # so that the window is kept if the time limit ends what follows
-    if device.lazy:  # proofs trace a step without running it, so that no step can follow them
-        more_losses(window, steps, device, protocol.loss_steps, progress)
-    if progress:
-        progress("proofs", len(window.history), None)
-    if toggles.processes > 1 and not toggles.shards_gradients:  # shards have no copy to compare with
-        what = "the ranks' weights could not be compared"
-        facts["ranks_agree"] = _optional(
-            lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings
-        )
-    facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell(window)
-    if arguments.gradients and not device.lazy:
-        what = "gradients could not be compared with those of torch's own functions in eager code"
-        facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
-        outcome = tell(window)
-    if len(window.history) < protocol.loss_steps:
-        more_losses(window, steps, device, protocol.loss_steps, progress)
+    # Each stage is told as it ends, so that it is kept if the time limit ends what follows.
+    for found in _after_window(steps, window, protocol.loss_steps, progress, arguments.gradients, warnings):
+        facts |= found
         outcome = tell(window)
     return outcome
+
+
+def _after_window(
+    steps: Training,
+    window: Window,
+    loss_steps: int,
+    progress: Progress | None,
+    gradients: bool,
+    warnings: list[str],
+) -> Iterator[dict[str, Any]]:
+    """Take what is not timed: proofs, gradients and further losses; yield the fields found after each stage.
+
+    What cannot be taken becomes a warning.
+    """
+    from bench.run.measure import more_losses
+    from gpt2.training.distributed import ranks_agree
+
+    device, toggles = steps.device, steps.toggles
+    if device.lazy:  # proofs trace a step without running it, so that no step can follow them
+        more_losses(window, steps, device, loss_steps, progress)
+    if progress:
+        progress("proofs", len(window.history), None)
+    found: dict[str, Any] = {}
+    if toggles.processes > 1 and not toggles.shards_gradients:  # shards have no copy to compare with
+        what = "the ranks' weights could not be compared"
+        found["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, toggles.processes), what, warnings)
+    found |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
+    yield found
+    if gradients and not device.lazy:
+        what = "gradients could not be compared with those of torch's own functions in eager code"
+        yield {"gradient_difference": _optional(lambda: _gradient_difference(steps), what, warnings)}
+    if len(window.history) < loss_steps:
+        more_losses(window, steps, device, loss_steps, progress)
+        yield {}
 
 
 def _unevenness(windows: list[Window]) -> list[str]:
