@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,7 @@ def turns(
     Example: bench turns ladders/peers-cpu.yaml --rungs "ours,nanoGPT bfloat16 compiled" --first
     """
     from bench.ladder.ladder import load
-    from bench.records.record import reserved
+    from bench.records.record import ResultsFile
     from bench.run.probe import probe
     from bench.run.runner import check_data, new_results
     from bench.run.suited import supported, with_best
@@ -89,7 +90,7 @@ def turns(
     keep = partial(write, path, options, parts, environment, time, data_sha256)
     interrupted, write_error, tell = False, None, partial(typer.echo, err=True)
     with (
-        reserved(path),
+        closing(ResultsFile(path)),
         interruptible(),
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
     ):

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 from bench.ladder.peers import PEERS, PeerRung
 from bench.ladder.shipped import find
 from bench.ladder.validation import LadderError, near, near_file, validate, yaml_mapping, yaml_value
+from gpt2.config import yaml_files
 from gpt2.config.toggles import Toggles, describe, resolve
 from gpt2.config.workload import STRICT, Workload
 from gpt2.hardware import peaks
@@ -138,6 +139,11 @@ class Ladder:
     """Chip for which its batches were chosen; no measurement depends on it."""
     _file: _Parsed | None = field(default=None, repr=False, compare=False)
 
+    def write_copy(self, file: Path) -> None:
+        """Write what its file held when it was loaded, for load(copy=...). Raises OSError."""
+        assert self._file is not None
+        file.write_text(yaml_files.dump(dict(self._file.content)), encoding="utf-8")
+
     @property
     def hash(self) -> str:
         """sha256 of the workload and of every rung's toggles; not of the protocol, so rounds can be added."""
@@ -232,6 +238,8 @@ class _Parsed:
     """A ladder's file, checked but for how its rungs fit together."""
 
     path: Path
+    content: Mapping[str, Any]
+    """What the file holds, as YAML has it."""
     workload: Workload
     rungs: tuple[_RungFile, ...]
     """Those that are tried again stand once more at the end."""
@@ -243,16 +251,24 @@ class _Parsed:
     """Overrides of one rung, by its name: after all others, or of a best_of in place of that ladder."""
 
 
-def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
+def load(
+    path: Path,
+    overrides: Iterable[str] = (),
+    own: Mapping[str, Iterable[str]] | None = None,
+    *,
+    copy: Path | None = None,
+) -> Ladder:
     """Read a ladder and resolve its rungs.
 
     path: its file, or the name of a ladder that comes with gpt2-bench, such as cpu.
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
-    others; of a best_of all that differs from the defaults, in place of that ladder. Raises LadderError.
+    others; of a best_of all that differs from the defaults, in place of that ladder. copy: file that is read
+    in its place (see Ladder.write_copy()), as a ladder may be edited while a run goes on. Raises LadderError.
     """
-    path = find(path)
-    file = validate(_LadderFile, _read_yaml(path), f"{path}")
+    path = path if copy else find(path)
+    content = _read_yaml(copy or path)
+    file = validate(_LadderFile, content, f"{path}")
     if not 1 <= len(file.name.strip()) <= LONGEST_NAME:
         what = f"some text of at most {LONGEST_NAME} characters"
         raise LadderError(f"{path}: name is {what}; results files are called by it")
@@ -279,6 +295,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
         raise LadderError(f"{path}: rung {written[0].name!r}: the first rung is always kept; leave out retry")
     parsed = _Parsed(
         path=path,
+        content=content,
         workload=workload,
         rungs=(*written, *(replace(rung, name=name) for name, rung in again.items())),
         first_try={name: rung.name for name, rung in again.items()},

@@ -10,11 +10,11 @@ import codecs
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import IO, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -294,12 +294,21 @@ def append(path: Path, record: Record) -> None:
 
     Raises OSError, as for a full disk, and then leaves the file as it was.
     """
-    line = memoryview((record.as_json() + "\n").encode())
+    _write(path, _line(record))
+
+
+def _line(record: Record) -> bytes:
+    return (record.as_json() + "\n").encode()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Append to a file as append() does."""
+    left = memoryview(content)
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
-            while line:
-                line = line[file.write(line) :]  # a disk that is nearly full takes a part
+            while left:
+                left = left[file.write(left) :]  # a disk that is nearly full takes a part
             os.fsync(file.fileno())
         except OSError:
             file.truncate(size)
@@ -312,22 +321,52 @@ def append(path: Path, record: Record) -> None:
             os.close(folder)
 
 
-@contextlib.contextmanager
-def reserved(path: Path) -> Iterator[None]:
-    """Lock a results file against other runs; one that stays empty is removed.
+class ResultsFile:
+    """A results file that one run writes to, locked against others."""
 
-    Raises RecordError where another run is writing to it.
-    """
-    with path.open("ab") as file:
+    def __init__(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
+        """note: is told where the file had to be made anew. Raises RecordError where another run has it."""
+        self.path, self._note = path, note
+        self._lock = self._locked()
+        self.reread()
+
+    def reread(self) -> None:
+        """Take what the file holds now for what must not be lost."""
+        self._written = self.path.read_bytes()
+
+    def _locked(self) -> IO[bytes]:
+        file = self.path.open("ab")
         try:
             lock(file)
         except Locked:
-            raise RecordError(f"{path}: another bench run is writing to it; wait for it, or end it") from None
-        try:
-            yield
-        finally:
-            if not path.stat().st_size:
-                path.unlink()
+            file.close()
+            what = "another bench run is writing to it; wait for it, or end it"
+            raise RecordError(f"{self.path}: {what}") from None
+        return file
+
+    def append(self, record: Record) -> None:
+        """Add one record; on return it is on the disk. Raises as append() does.
+
+        Where somebody has removed, moved or emptied the file meanwhile, all that was in it is written again.
+        """
+        if not self.path.exists() or (self._written and not self.path.stat().st_size):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock.close()
+            self._lock = self._locked()
+            _write(self.path, self._written)
+            self._note(
+                f"{self.path} was removed or emptied meanwhile, and is written again, with all records"
+            )
+        line = _line(record)
+        _write(self.path, line)
+        self._written += line
+
+    def close(self) -> None:
+        """Unlock the file; one that is empty is removed."""
+        with contextlib.suppress(OSError):  # it, or its folder, may have been taken away
+            if not self.path.stat().st_size:
+                self.path.unlink()
+        self._lock.close()
 
 
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:

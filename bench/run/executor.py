@@ -153,7 +153,7 @@ class Executor:
                 sampled = time.monotonic()
                 during.append(state())
 
-        argv = [sys.executable, SAFE_PATH, *self._command(task, part), "--out", str(out)]
+        argv = [sys.executable, SAFE_PATH, *self._command(task, part), *self._copy(task), "--out", str(out)]
         process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, process, timeout)
@@ -190,6 +190,15 @@ class Executor:
             }
         )
 
+    def _copy(self, task: Task) -> list[str]:
+        """Arguments by which a process reads the ladder as this one did: its file may have been edited."""
+        if task.is_ceiling:
+            return []
+        copy = self.scratch / "ladder.yaml"
+        if not copy.exists():
+            self.ladder.write_copy(copy)
+        return ["--copy", str(copy)]
+
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """Environment variables of a task's processes on this node."""
         # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache is given.
@@ -208,10 +217,10 @@ class Executor:
         """Name for compiled code, which depends on the model, the toggles and the version of torch."""
         version = self.probed.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        # A control compiles as its rung does, unless --compile-cache is to save that time; where rungs are
-        # tried first, that shows how long each compiles.
-        kind = "cumulative" if task.kind == "scout" else task.kind
-        kind = kind.replace("control", "cumulative") if self.options.compile_cache else kind
+        # A control compiles as its rung does, unless --compile-cache or --minutes asks to save that time;
+        # where rungs are tried first, that shows how long each compiles.
+        saves = self.options.compile_cache is not None or self.options.minutes is not None
+        kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and saves) else task.kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

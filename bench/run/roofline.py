@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from bench.analysis.select import load_boards
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, Protocol
 from bench.process.shutdown import stoppable
-from bench.records.record import Record, RecordError, append, reserved
+from bench.records.record import Record, RecordError, ResultsFile
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.probe import probe
@@ -41,7 +42,7 @@ def measure(
     path = new_results(ladder, out, probed.environment)
     task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
     with (
-        reserved(path),
+        contextlib.closing(ResultsFile(path)) as results,
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
         stoppable() as stop,
     ):
@@ -51,7 +52,7 @@ def measure(
         )
         if record.status == "unsupported":
             raise BenchError(f"--{record.error}")
-        append(path, record)
+        results.append(record)
         watcher.finished(record)
     return path, record
 

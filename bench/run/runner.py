@@ -24,7 +24,7 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.shipped import QUICK
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
-from bench.records.record import RUNGS, Record, append, read, reserved
+from bench.records.record import RUNGS, Record, ResultsFile, read
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import Team, described
@@ -87,7 +87,7 @@ def run(
     """Includes those of the run that is resumed."""
     with (
         stoppable() as stop,
-        reserved(path),
+        contextlib.closing(ResultsFile(path, watcher.note)) as results,
         _team(ladder, options, data_sha256, probed, stop, watcher) as team,
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
     ):
@@ -95,6 +95,7 @@ def run(
             team.gather(_most_nodes(rungs, team.place.nodes, probed))
         if options.resume:
             repair(path)
+            results.reread()
             records += [record for record in read(path)[0] if not record.cut_short]
             schedule.resume(records)
             held = plural(len(records), "process", "processes")
@@ -110,7 +111,7 @@ def run(
             stop=team or stop,
             team=team,
         )
-        interrupted, error = _run_tasks(schedule, executor, path, records, limit)
+        interrupted, error = _run_tasks(schedule, executor, results, records, limit, data_sha256)
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
     return RunResult(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
@@ -163,14 +164,21 @@ def _results_file(
 
 
 def _run_tasks(
-    schedule: TaskSource, executor: Executor, path: Path, records: list[Record], limit: TimeLimit | None
+    schedule: TaskSource,
+    executor: Executor,
+    results: ResultsFile,
+    records: list[Record],
+    limit: TimeLimit | None,
+    data_sha256: str,
 ) -> tuple[bool, str | None]:
     """Run the tasks one after another, appending each record to `records` and to the file.
 
-    Returns whether the user interrupted the run, and why a file could not be written, None if all could.
+    data_sha256: of the corpus when the run began. Returns whether the user interrupted the run, and why it
+    could not go on, None if it could.
     """
     options, watcher = executor.options, executor.watcher
     held, unwritten = len(records), None
+    on_quick = executor.ladder.name == QUICK
     try:
         for task in schedule.tasks(records, watcher.note):
             if executor.stop.requested:  # a measurement that is complete by then counts
@@ -181,9 +189,18 @@ def _run_tasks(
                 left = min(left, max(0.0, limit.seconds_left(0)))
             watcher.started(task, rounds, left)
             start = time.monotonic()
-            record = unwritten = executor.run(task)
+            try:
+                record = executor.run(task)
+            except OSError as problem:
+                what = f"{problem.filename or 'its process could not be run'}: {problem.strerror}"
+                return False, f"rung {task.rung.name!r}: {what}; {_kept(records, on_quick)}"
+            if not record.external and record.data_sha256 not in (None, data_sha256):
+                what = f"{executor.ladder.path}: workload.data: the text changed while the run went on"
+                lost = _not_kept(record)
+                return False, f"{what}; put it back, or begin anew; {lost}{_kept(records, on_quick)}"
+            unwritten = record
             records.append(record)
-            append(path, record)
+            results.append(record)
             unwritten = None
             schedule.ended(record, time.monotonic() - start)
             watcher.finished(record)
@@ -193,12 +210,19 @@ def _run_tasks(
                 _check_minutes(options.minutes, schedule, watcher, options.patience)
         if schedule.cut:  # the file must say that the run is incomplete
             records.append(executor.not_begun(schedule.cut))
-            append(path, records[-1])
+            results.append(records[-1])
     except OSError as problem:
-        place = problem.filename or path
-        go_on = "" if executor.ladder.name == QUICK else ", and --resume goes on from there"
-        return False, f"{place}: {problem.strerror}; {_not_kept(unwritten)}the records before are kept{go_on}"
+        lost = _not_kept(unwritten)
+        kept = _kept(records[:-1] if unwritten else records, on_quick)
+        return False, f"{problem.filename or results.path}: {problem.strerror}; {lost}{kept}"
     return False, None
+
+
+def _kept(records: Sequence[Record], on_quick: bool) -> str:
+    """Words on the records that are in the file, and on how to go on."""
+    if not records:
+        return "there are no records yet"
+    return f"the records before are kept{'' if on_quick else ', and --resume goes on from there'}"
 
 
 def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, patience: float) -> None:

@@ -62,7 +62,7 @@ def main() -> int:
         own: dict[str, list[str]] = {arguments.rung: arguments.own}
         for other, setting in vars(arguments)["for"]:
             own.setdefault(other, []).append(setting)
-        ladder = load(arguments.ladder, arguments.set, own)
+        ladder = load(arguments.ladder, arguments.set, own, copy=arguments.copy)
         tried = arguments.kind == "scout"
         if arguments.without or tried:
             ladder = ladder.carrying(without=arguments.without, upto=arguments.rung if tried else None)
@@ -95,6 +95,7 @@ def _arguments() -> argparse.Namespace:
         "--gradients", action="store_true", help="compare gradients with those of torch's eager code"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
     parser.add_argument(

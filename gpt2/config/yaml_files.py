@@ -147,6 +147,8 @@ def _text(node: yaml.Node) -> str:
 
 def read(path: Path) -> Any:
     """Return a file's content; None where it is empty. Raises OSError, and ConfigError with file and line."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path}: is a pipe or a device; write it into a file, which is read several times")
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

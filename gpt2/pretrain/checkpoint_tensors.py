@@ -32,7 +32,7 @@ from gpt2.config.workload import GPT2Config
 from gpt2.files.atomic import new_folder
 from gpt2.files.listing import name_problem
 from gpt2.model.model import GPT2, build, shapes
-from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, read, seal
+from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, folders, read, seal
 from gpt2.training import distributed
 from gpt2.training.train import Training
 
@@ -58,8 +58,9 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
     except FAILURES as error:
         if part and distributed.rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
-        mended = "once that is mended, --resume goes on from the checkpoint before"
-        raise CheckpointError(f"cannot write {folder} ({_cause(error)}); {mended}") from None
+        before = folders(folder.parent)
+        mended = f"; once that is mended, --resume goes on from {before[-1].name}" if before else ""
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)}){mended}") from None
 
 
 def save_weights(

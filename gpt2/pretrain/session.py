@@ -152,7 +152,11 @@ class Session(Iterator[Event]):
         while True:
             step = training.number
             if look and not self.ended_early:
-                yield from self._look(step)
+                try:
+                    yield from self._look(step)
+                except DataError:
+                    self._rescue()
+                    raise
             if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
                 self._keep()
             if step >= run.steps or self.ended_early:

@@ -19,7 +19,7 @@ from bench.cli import report as show
 from bench.ladder.ladder import load
 from bench.process.supervisor import ProcessEnd
 from bench.records import record as record_module
-from bench.records.record import Outcome, Record, read
+from bench.records.record import Outcome, Record, ResultsFile, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
@@ -72,7 +72,7 @@ def calls_until_kept(
         if name == fails:
             raise Sabotage(name)
 
-    ended, append = processes.supervise, runner.append
+    ended, append = processes.supervise, ResultsFile.append
     record_module._checked.cache_clear()  # or it would not be called again
 
     def supervise(*arguments: Any) -> ProcessEnd:
@@ -80,13 +80,13 @@ def calls_until_kept(
         watched.on = True
         return result
 
-    def kept(path: Path, record: Record) -> None:
+    def kept(file: ResultsFile, record: Record) -> None:
         watched.on = False
-        append(path, record)
+        append(file, record)
 
     with monkeypatch.context() as patch:
         patch.setattr(processes, "supervise", supervise)
-        patch.setattr(runner, "append", kept)
+        patch.setattr(ResultsFile, "append", kept)
         before = sys.gettrace()
         sys.settrace(trace)
         try:

@@ -60,10 +60,11 @@ def main() -> int:
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
     arguments = parser.parse_args()
     try:
-        ladder = load(arguments.ladder, arguments.set)
+        ladder = load(arguments.ladder, arguments.set, copy=arguments.copy)
         rung = ladder.rung(arguments.rung)
         if rung.external is None:
             raise LadderError(f"{ladder.path}: rung {rung.name!r} is not external; bench.worker measures it")

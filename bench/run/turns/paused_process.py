@@ -129,7 +129,10 @@ def started(
         version, own = origin(peer, folder, words), {}
     else:
         peer, cpus, folder, version, own = PEERS["own"], None, Path.cwd(), None, own_variables()
-        words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name]
+        copy = scratch / "ladder.yaml"  # the file may be edited before all have started
+        if not copy.exists():
+            ladder.write_copy(copy)
+        words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name, "--copy", str(copy)]
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
         words += [part for setting in rung.settings for part in ("--own", setting)]

@@ -23,6 +23,7 @@ def main() -> int:
     )
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
+    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
     parser.add_argument(
@@ -33,7 +34,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     try:
-        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
+        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own}, copy=arguments.copy)
         if arguments.without:
             ladder = ladder.carrying(without=arguments.without)
         rung = ladder.rung(arguments.rung)

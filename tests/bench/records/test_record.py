@@ -3,12 +3,13 @@ import gzip
 import json
 import lzma
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.records.record import RecordError, append, read, reserved, results_files
+from bench.records.record import RecordError, ResultsFile, append, read, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -276,22 +277,54 @@ def test_tokens_per_second_are_those_of_the_whole_window() -> None:
 
 def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    with reserved(path):
-        append(path, record())
-        with (
-            pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"),
-            reserved(path),
-        ):
-            pass
-    with reserved(path):
-        append(path, record())
+    with closing(ResultsFile(path)) as file:
+        file.append(record())
+        with pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"):
+            ResultsFile(path)
+    with closing(ResultsFile(path)) as file:
+        file.append(record())
     assert len(read(path)[0]) == 2
 
 
 def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path) -> None:
-    with reserved(tmp_path / "r.jsonl"):
-        pass
+    ResultsFile(tmp_path / "r.jsonl").close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "emptied", "with its folder"])
+def test_a_results_file_that_is_taken_away_in_the_middle_is_written_again_with_all_records(
+    how: str, tmp_path: Path
+) -> None:
+    path, told = tmp_path / "here" / "r.jsonl", list[str]()
+    path.parent.mkdir()
+    append(path, record("of the run that is resumed", 0))
+    with closing(ResultsFile(path, told.append)) as file:
+        file.append(record("a", 1))
+        if how == "removed":
+            path.unlink()
+        elif how == "moved":
+            path.rename(tmp_path / "r.jsonl.1")
+        elif how == "emptied":
+            path.write_bytes(b"")
+        else:
+            path.parent.rename(tmp_path / "elsewhere")
+        file.append(record("b", 2))
+        with pytest.raises(RecordError, match="another bench run is writing to it"):
+            ResultsFile(path)
+    assert [each.rung for each in read(path)[0]] == ["of the run that is resumed", "a", "b"]
+    assert told == [f"{path} was removed or emptied meanwhile, and is written again, with all records"]
+
+
+def test_a_results_file_whose_place_is_taken_by_a_file_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "here" / "r.jsonl"
+    path.parent.mkdir()
+    with closing(ResultsFile(path)) as file:
+        file.append(record())
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.write_text("a file")
+        with pytest.raises(OSError, match=r"here"):
+            file.append(record())
 
 
 def tree(root: Path, *files: str) -> None:

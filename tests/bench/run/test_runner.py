@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
+import numpy
 import pytest
 from runs import GOOD, Silent, instead_of_workers
 from samples import measurement
@@ -364,6 +369,100 @@ def test_a_failed_rung_keeps_the_last_lines_of_its_output(
     assert records[0].error == "exit code 3: second\nfirst"
 
 
+class After(Silent):
+    """Does something once the first process has been kept."""
+
+    def __init__(self, do: Callable[[], object]) -> None:
+        super().__init__()
+        self.do, self.notes = do, list[str]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def finished(self, record: Record) -> None:
+        do, self.do = self.do, lambda: None
+        do()
+
+
+def test_a_ladder_that_is_edited_while_it_runs_is_measured_as_it_was(write_ladder, tmp_path: Path) -> None:
+    path: Path = write_ladder(
+        "[{name: a, set: {device: cpu}}, {name: b, set: {adamw: fused, micro_batch_size: 2}}]",
+        workload="model: tiny, data: synthetic, seq_len: 32",
+    )
+    edited = path.read_text().replace("fused, micro_batch_size: 2", "foreach, micro_batch_size: 4")
+    ladder = load(path)
+    run(ladder, Options(out=tmp_path), After(lambda: path.write_text(edited)))
+    (results,) = tmp_path.glob("*/test-*.jsonl")
+    b = next(record for record in read(results)[0] if (record.rung, record.kind) == ("b", "cumulative"))
+    assert load(path).hash != b.ladder_hash == ladder.hash
+    assert b.measurement
+    assert b.measurement.tokens_per_step == 64
+    assert b.measurement.proofs
+    assert b.measurement.proofs["adamw"].took_effect
+    assert "fused" in b.measurement.proofs["adamw"].evidence
+
+
+def test_a_ladder_that_is_removed_while_it_runs_is_measured_to_its_end(write_ladder, tmp_path: Path) -> None:
+    path: Path = write_ladder("[{name: a, set: {device: cpu}}]", repeats=2)
+    result = run(load(path), Options(out=tmp_path), After(path.unlink))
+    assert [record.status for record in result.records] == ["ok"] * 4
+
+
+def test_a_text_that_changes_while_a_ladder_runs_ends_it_with_what_to_do(
+    write_ladder, tmp_path: Path
+) -> None:
+    data = tmp_path / "mine.bin"
+    (numpy.arange(8000, dtype=numpy.uint16) % 250).tofile(data)
+    workload = "model: tiny, data: mine, seq_len: 32"
+    path = write_ladder("[{name: a, set: {device: cpu}}, {name: b}]", workload=workload)
+    text = data.read_bytes()
+    options = Options(out=tmp_path, data=data)
+    result = run(load(path), options, After(lambda: data.write_bytes(text[2:] + text[:2])))
+    assert result.error
+    assert "workload.data: the text changed while the run went on; put it back" in result.error
+    assert result.error.endswith("the records before are kept, and --resume goes on from there")
+    assert [record.rung for record in read(result.path)[0]] == ["a"]
+    data.write_bytes(text)
+    gone_on = run(load(path), replace(options, resume=True), Silent())
+    assert gone_on.error is None
+    rungs = [(record.kind, record.rung) for record in read(result.path)[0]]
+    assert rungs == [("cumulative", "a"), ("cumulative", "b"), ("control", "a")]
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_process_that_cannot_be_started_is_not_blamed_on_the_results_file(
+    kept: int, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine, calls = processes.supervise, count()
+
+    def supervise(argv: list[str], *rest):
+        if next(calls) == kept:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return genuine([sys.executable, "-c", GOOD], *rest)
+
+    monkeypatch.setattr(processes, "supervise", supervise)
+    result = run(load(write_ladder("[{name: a}, {name: b}]")), Options(out=tmp_path), Silent())
+    rest = (
+        "the records before are kept, and --resume goes on from there" if kept else "there are no records yet"
+    )
+    why = "its process could not be run: Resource temporarily unavailable"
+    assert result.error == f"rung {'ab'[kept]!r}: {why}; {rest}"
+    assert result.path.exists() is bool(kept)
+
+
+def test_a_folder_of_results_that_is_moved_away_in_the_middle_loses_no_record(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results"
+    instead_of_workers(monkeypatch, GOOD)
+    watcher = After(lambda: out.rename(tmp_path / "results-old"))
+    result = run(load(write_ladder("[{name: a}, {name: b}]")), Options(out=out), watcher)
+    assert result.error is None
+    assert read(result.path)[0] == result.records
+    assert [record.rung for record in result.records] == ["a", "b"]
+    assert [note for note in watcher.notes if note.startswith(str(result.path))]
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     write_ladder, tmp_path: Path
 ) -> None:
@@ -536,6 +635,28 @@ def test_a_cache_is_warm_only_where_all_code_came_into_it(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("minutes", "shared"), [(None, False), (9.0, True)])
+def test_a_control_compiles_anew_unless_time_is_short(
+    minutes: float | None, shared: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = list[str]()
+
+    def supervise(argv: list[str], environ: dict[str, str], *rest):
+        caches.append(environ[CACHE])
+        return genuine([sys.executable, "-c", GOOD], environ, *rest)
+
+    genuine = processes.supervise
+    monkeypatch.setattr(processes, "supervise", supervise)
+    ladder = load(write_ladder("[{name: a}]", repeats=2))
+    records = run(ladder, Options(out=tmp_path, minutes=minutes), Silent()).records
+    of = {
+        kind: {cache for record, cache in zip(records, caches, strict=True) if record.kind == kind}
+        for kind in ("cumulative", "control")
+    }
+    assert len(of["cumulative"]) == len(of["control"]) == 1
+    assert (of["cumulative"] == of["control"]) is shared
+
+
 def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path: Path) -> None:
     # Long enough for the runner to look in, however busy the machine is.
     (record,) = run_with(write_ladder, tmp_path, "[{name: a}]", block_seconds=1, max_window_seconds=10)

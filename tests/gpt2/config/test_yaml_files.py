@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,9 @@ def test_a_text_is_written_as_it_is_read_again(value: str, tmp_path: Path) -> No
     path = tmp_path / "f.yaml"
     path.write_text(yaml_files.dump({"name": value, "lr": 1e-5}), encoding="utf-8")
     assert yaml_files.read(path) == {"name": value, "lr": 1e-5}
+
+
+def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: is a pipe or a device; write it into a file"):
+        yaml_files.read(tmp_path / "pipe")

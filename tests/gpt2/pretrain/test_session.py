@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -455,6 +455,26 @@ def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(
     with pytest.raises(DataError, match="the network is gone"):
         first.extend(it)
     assert [read(each).step for each in folders(tmp_path / "parts/checkpoints")] == [3]
+    assert learned(first) + learned(events(run, tmp_path / "parts", resume=True)) == whole
+
+
+def test_where_the_validation_text_fails_what_was_learnt_is_kept_first(tmp_path: Path) -> None:
+    run = tiny_run(steps=6, checkpoints={"every": 0}, evaluation={"val_every": 6})
+    whole = learned(events(run, tmp_path / "whole"))
+    it = session(run, tmp_path / "parts")
+    genuine = it.evaluations.at
+
+    def at(step: int, to_end: Callable[[], bool] = lambda: False) -> Iterator[Event]:
+        if step == 6:
+            raise DataError("val.bin changed since it was opened")
+        return genuine(step, to_end)
+
+    it.evaluations.at = at
+    first = list[Event]()
+    with pytest.raises(DataError, match=r"val\.bin changed"):
+        first.extend(it)
+    kept = read(folders(tmp_path / "parts/checkpoints")[-1])
+    assert (kept.step, kept.looked) == (6, False)
     assert learned(first) + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
