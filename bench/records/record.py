@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -294,26 +296,30 @@ def append(path: Path, record: Record) -> None:
 
     Raises OSError, as for a full disk, and then leaves the file as it was.
     """
-    _write(path, _line(record))
+    with path.open("ab", buffering=0) as file:
+        _write(file, _line(record))
+    _sync_folder(path)
 
 
 def _line(record: Record) -> bytes:
     return (record.as_json() + "\n").encode()
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Append to a file as append() does."""
-    left = memoryview(content)
-    with path.open("ab", buffering=0) as file:
-        size = file.tell()
-        try:
-            while left:
-                left = left[file.write(left) :]  # a disk that is nearly full takes a part
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
-    if not size and os.name == "posix":  # a new file's name is on the disk only once its folder is
+def _write(file: io.FileIO, content: bytes) -> None:
+    """Append to a file opened without a buffer, as append() does."""
+    left, size = memoryview(content), os.fstat(file.fileno()).st_size
+    try:
+        while left:
+            left = left[file.write(left) :]  # a disk that is nearly full takes a part
+        os.fsync(file.fileno())
+    except OSError:
+        file.truncate(size)
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Have the name of a new file on the disk, too."""
+    if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -322,51 +328,88 @@ def _write(path: Path, content: bytes) -> None:
 
 
 class ResultsFile:
-    """A results file that one run writes to, locked against others."""
+    """A results file that one run writes to, locked against others.
+
+    What somebody takes from it meanwhile is written again, at the next append() or in close(): the file was
+    removed, moved or emptied, or has the content that it had earlier. Any other change is taken for an edit.
+    """
 
     def __init__(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
-        """note: is told where the file had to be made anew. Raises RecordError where another run has it."""
+        """Raises RecordError where another run is writing to it. note: is told of records written again."""
         self.path, self._note = path, note
-        self._lock = self._locked()
+        self.whole = True
+        """False once records are lost that could not be written again."""
+        try:
+            self._file = self._opened()
+        except BlockingIOError as error:
+            raise RecordError(f"{path}: {error.strerror}; wait for it, or end it") from None
         self.reread()
 
     def reread(self) -> None:
         """Take what the file holds now for what must not be lost."""
         self._written = self.path.read_bytes()
 
-    def _locked(self) -> IO[bytes]:
-        file = self.path.open("ab")
+    def append(self, record: Record) -> None:
+        """Add one record; on return it is on the disk. Raises OSError, as append() does."""
+        self._restore()
+        line = _line(record)
+        new = not self._written
+        _write(self._file, line)
+        self._written += line
+        if new:
+            _sync_folder(self.path)
+
+    def close(self) -> None:
+        """Unlock the file; one that nothing was written to is removed."""
+        with contextlib.suppress(OSError):  # its folder may have been taken away
+            if self._written:
+                self._restore()
+            elif self._in_place() and not self.path.stat().st_size:
+                self.path.unlink()
+        self._file.close()
+
+    def _opened(self) -> io.FileIO:
+        """Open and lock the file, made anew where it is not there. Raises BlockingIOError if it is locked."""
+        file = self.path.open("ab", buffering=0)
         try:
             lock(file)
         except Locked:
             file.close()
-            what = "another bench run is writing to it; wait for it, or end it"
-            raise RecordError(f"{self.path}: {what}") from None
+            what = "another bench run is writing to it"
+            raise BlockingIOError(errno.EWOULDBLOCK, what, str(self.path)) from None
         return file
 
-    def append(self, record: Record) -> None:
-        """Add one record; on return it is on the disk. Raises as append() does.
+    def _in_place(self) -> bool:
+        """Whether the file that is open is the one of its name."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        except OSError:
+            return False
 
-        Where somebody has removed, moved or emptied the file meanwhile, all that was in it is written again.
-        """
-        if not self.path.exists() or (self._written and not self.path.stat().st_size):
+    def _restore(self) -> None:
+        """Write again what has been taken from the file. Raises OSError."""
+        if self._in_place() and self.path.stat().st_size == len(self._written):
+            return
+        self.whole, file = False, self._file
+        if not self._in_place():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock.close()
-            self._lock = self._locked()
-            _write(self.path, self._written)
-            self._note(
-                f"{self.path} was removed or emptied meanwhile, and is written again, with all records"
-            )
-        line = _line(record)
-        _write(self.path, line)
-        self._written += line
-
-    def close(self) -> None:
-        """Unlock the file; one that is empty is removed."""
-        with contextlib.suppress(OSError):  # it, or its folder, may have been taken away
-            if not self.path.stat().st_size:
-                self.path.unlink()
-        self._lock.close()
+            file = self._opened()
+        try:
+            held = self.path.read_bytes()
+            taken = len(held) < len(self._written) and self._written.startswith(held)
+            if taken:
+                _write(file, self._written[len(held) :])
+                _sync_folder(self.path)
+                self._note(f"{self.path} lacked records that were in it, and they are written again")
+            else:
+                self._written = held
+        except OSError:
+            if file is not self._file:  # the one before may be the last that holds what was written
+                file.close()
+            raise
+        if file is not self._file:
+            self._file.close()
+        self.whole, self._file = True, file
 
 
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:

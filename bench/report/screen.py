@@ -230,7 +230,7 @@ def cpu_title(environment: Environment) -> str:
 
 
 def _table(board: Scoreboard, *, bars: bool = True) -> Table:
-    rows = [row for row in board.rows if not _has_no_row(row)]
+    rows = _rows(board)
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
     bar_of = Column[Row](
@@ -369,13 +369,23 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         if row.status == NOT_CARRIED
     ]
     if tried:
-        yield f"Tried in short windows and left out, as no gain was sure: {'; '.join(tried)}."
-    if unsupported := [plain(row.rung) for row in without if row.status == "unsupported"]:
-        yield f"Not supported here (--full says why): {'; '.join(unsupported)}."
+        yield f"Tried and left out, as none was surely faster: {'; '.join(tried)}."
+    refused = [
+        f"{plain(row.rung)} ({plain((row.error or '').partition(chr(10))[0])})"
+        for row in without
+        if row.status == "unsupported"
+    ]
+    if refused:
+        yield f"Cannot run here, or not on what was kept: {'; '.join(refused)}."
 
 
 def _has_no_row(row: Row) -> bool:
     return row.left_out and row.status in (NOT_CARRIED, "unsupported")
+
+
+def _rows(board: Scoreboard) -> list[Row]:
+    """The rows of the table."""
+    return [row for row in board.rows if not _has_no_row(row)]
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -423,9 +433,9 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
 
 def _marks(board: Scoreboard) -> Iterator[str]:
     """What the marks behind rows mean."""
-    marks = "".join(mark(row, board) for row in board.rows)
+    marks = "".join(mark(row, board) for row in _rows(board))
     if "†" in marks:
-        others = dict.fromkeys(row.tokens_per_step for row in board.rows if "†" in mark(row, board))
+        others = dict.fromkeys(row.tokens_per_step for row in _rows(board) if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
         yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: another training."
     if "*" in marks:

@@ -69,10 +69,7 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command += ["--set", override]
     for setting in task.rung.settings:
         command += ["--own", setting]
-    others = [rung for rung in ladder.rungs if not rung.base and rung.name != task.rung.name]
-    for rung in others:  # those above it, whose changes it may keep, and for --kind the whole ladder's
-        for setting in rung.settings:
-            command += ["--for", rung.name, setting]
+    command += _of_others(ladder, task)
     for name in task.rung.without:
         command += ["--without", name]
     if task.stop_below is not None:
@@ -80,6 +77,12 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return command
+
+
+def _of_others(ladder: Ladder, task: Task) -> list[str]:
+    """Settings of the other rungs: those above it, whose changes it may keep, and for --kind all of them."""
+    others = [rung for rung in ladder.rungs if not rung.base and rung.name != task.rung.name]
+    return [word for rung in others for setting in rung.settings for word in ("--for", rung.name, setting)]
 
 
 def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
@@ -91,7 +94,7 @@ def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
 def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
     """Return the interpreter's arguments for timing an external rung, without --out."""
     sets = [part for override in options.overrides for part in ("--set", override)]
-    return ["-m", "bench.external", str(ladder.path), task.rung.name, *sets]
+    return ["-m", "bench.external", str(ladder.path), task.rung.name, *sets, *_of_others(ladder, task)]
 
 
 MOST_TOKENS = 16384

@@ -217,10 +217,10 @@ class Executor:
         """Name for compiled code, which depends on the model, the toggles and the version of torch."""
         version = self.probed.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        # A control compiles as its rung does, unless --compile-cache or --minutes asks to save that time;
-        # where rungs are tried first, that shows how long each compiles.
-        saves = self.options.compile_cache is not None or self.options.minutes is not None
-        kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and saves) else task.kind
+        # A rung that was tried finds what its try compiled, which shows how long that takes. A control
+        # compiles as its rung does: in the first round too, unless that rung finds compiled code by then.
+        found = self.options.compile_cache is not None or self.ladder.protocol.carry == "if_faster"
+        kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

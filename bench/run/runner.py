@@ -192,12 +192,12 @@ def _run_tasks(
             try:
                 record = executor.run(task)
             except OSError as problem:
-                what = f"{problem.filename or 'its process could not be run'}: {problem.strerror}"
-                return False, f"rung {task.rung.name!r}: {what}; {_kept(records, on_quick)}"
-            if not record.external and record.data_sha256 not in (None, data_sha256):
-                what = f"{executor.ladder.path}: workload.data: the text changed while the run went on"
-                lost = _not_kept(record)
-                return False, f"{what}; put it back, or begin anew; {lost}{_kept(records, on_quick)}"
+                what = f"{problem.filename or 'its process could not be run'}: {problem.strerror or problem}"
+                return False, f"rung {task.rung.name!r}: {what}; {_kept(results, records, on_quick)}"
+            if _text_changed(record, executor, data_sha256):
+                where = options.data or f"{executor.ladder.path}: workload.data"
+                what = f"{where}: the text changed while the run went on; put it back, or begin anew"
+                return False, f"{what}; {_not_kept(record)}{_kept(results, records, on_quick)}"
             unwritten = record
             records.append(record)
             results.append(record)
@@ -213,13 +213,28 @@ def _run_tasks(
             results.append(records[-1])
     except OSError as problem:
         lost = _not_kept(unwritten)
-        kept = _kept(records[:-1] if unwritten else records, on_quick)
-        return False, f"{problem.filename or results.path}: {problem.strerror}; {lost}{kept}"
+        kept = _kept(results, records[:-1] if unwritten else records, on_quick)
+        return False, f"{problem.filename or results.path}: {problem.strerror or problem}; {lost}{kept}"
     return False, None
 
 
-def _kept(records: Sequence[Record], on_quick: bool) -> str:
+def _text_changed(record: Record, executor: Executor, data_sha256: str) -> bool:
+    """Whether a process of ours read another text than the run began with, or could not read it any more."""
+    if record.external or record.kind == "ceiling":
+        return False
+    if record.data_sha256 is not None or record.status != "failed":
+        return record.data_sha256 not in (None, data_sha256)
+    ladder, options = executor.ladder, executor.options
+    try:
+        return check_data(ladder, ladder.chosen(options.rungs), options.data) != data_sha256
+    except BenchError:
+        return True
+
+
+def _kept(results: ResultsFile, records: Sequence[Record], on_quick: bool) -> str:
     """Words on the records that are in the file, and on how to go on."""
+    if not results.whole:
+        return f"{results.path} was taken away, and its records could not be written again"
     if not records:
         return "there are no records yet"
     return f"the records before are kept{'' if on_quick else ', and --resume goes on from there'}"
@@ -252,7 +267,7 @@ def _not_kept(record: Record | None) -> str:
         return ""
     tps = record.measurement.tokens_per_second if record.measurement else None
     measured = f", {tps:,.0f} tokens/s," if tps else ""
-    return f"the last process, of rung {record.rung!r}{measured} is not in it; "
+    return f"the last process, of rung {record.rung!r}{measured} is not kept; "
 
 
 def unfailing(watcher: Watcher) -> Watcher:

@@ -58,8 +58,10 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
     except FAILURES as error:
         if part and distributed.rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
-        before = folders(folder.parent)
-        mended = f"; once that is mended, --resume goes on from {before[-1].name}" if before else ""
+        mended = ""
+        with contextlib.suppress(OSError):  # of the disk that has just failed
+            if before := folders(folder.parent):
+                mended = f"; once that is mended, --resume goes on from {before[-1].name}"
         raise CheckpointError(f"cannot write {folder} ({_cause(error)}){mended}") from None
 
 

@@ -62,9 +62,20 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    parser.add_argument(
+        "--for",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("RUNG", "PATH=VALUE"),
+        help="--set for that rung",
+    )
     arguments = parser.parse_args()
     try:
-        ladder = load(arguments.ladder, arguments.set, copy=arguments.copy)
+        own: dict[str, list[str]] = {}
+        for other, setting in vars(arguments)["for"]:
+            own.setdefault(other, []).append(setting)
+        ladder = load(arguments.ladder, arguments.set, own, copy=arguments.copy)
         rung = ladder.rung(arguments.rung)
         if rung.external is None:
             raise LadderError(f"{ladder.path}: rung {rung.name!r} is not external; bench.worker measures it")

@@ -1,9 +1,10 @@
 import bz2
+import contextlib
 import gzip
 import json
 import lzma
 import math
-from contextlib import closing
+import os
 from pathlib import Path
 
 import pytest
@@ -277,11 +278,11 @@ def test_tokens_per_second_are_those_of_the_whole_window() -> None:
 
 def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
-    with closing(ResultsFile(path)) as file:
+    with contextlib.closing(ResultsFile(path)) as file:
         file.append(record())
         with pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"):
             ResultsFile(path)
-    with closing(ResultsFile(path)) as file:
+    with contextlib.closing(ResultsFile(path)) as file:
         file.append(record())
     assert len(read(path)[0]) == 2
 
@@ -291,14 +292,14 @@ def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("how", ["removed", "moved", "emptied", "with its folder"])
+@pytest.mark.parametrize("how", ["removed", "moved", "emptied", "with its folder", "an earlier one", "cut"])
 def test_a_results_file_that_is_taken_away_in_the_middle_is_written_again_with_all_records(
     how: str, tmp_path: Path
 ) -> None:
     path, told = tmp_path / "here" / "r.jsonl", list[str]()
     path.parent.mkdir()
     append(path, record("of the run that is resumed", 0))
-    with closing(ResultsFile(path, told.append)) as file:
+    with contextlib.closing(ResultsFile(path, told.append)) as file:
         file.append(record("a", 1))
         if how == "removed":
             path.unlink()
@@ -306,25 +307,76 @@ def test_a_results_file_that_is_taken_away_in_the_middle_is_written_again_with_a
             path.rename(tmp_path / "r.jsonl.1")
         elif how == "emptied":
             path.write_bytes(b"")
-        else:
+        elif how == "with its folder":
             path.parent.rename(tmp_path / "elsewhere")
+        elif how == "an earlier one":
+            earlier = path.with_name("earlier")
+            earlier.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+            earlier.rename(path)
+        else:
+            os.truncate(path, path.stat().st_size - 20)
         file.append(record("b", 2))
         with pytest.raises(RecordError, match="another bench run is writing to it"):
             ResultsFile(path)
     assert [each.rung for each in read(path)[0]] == ["of the run that is resumed", "a", "b"]
-    assert told == [f"{path} was removed or emptied meanwhile, and is written again, with all records"]
+    assert told == [f"{path} lacked records that were in it, and they are written again"]
+
+
+def test_what_is_taken_away_after_the_last_record_is_written_again_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with contextlib.closing(ResultsFile(path)) as file:
+        file.append(record("a", 1))
+        path.write_bytes(b"")
+    assert [each.rung for each in read(path)[0]] == ["a"]
+
+
+@pytest.mark.parametrize("way", ["in place", "by renaming"])
+def test_what_a_person_edits_meanwhile_stays_as_they_left_it(way: str, tmp_path: Path) -> None:
+    path, told = tmp_path / "r.jsonl", list[str]()
+    with contextlib.closing(ResultsFile(path, told.append)) as file:
+        file.append(record("a", 1))
+        file.append(record("b", 2))
+        edited = path.with_name("edited") if way == "by renaming" else path
+        edited.write_bytes(path.read_bytes().splitlines(keepends=True)[1])
+        if way == "by renaming":
+            edited.rename(path)
+        file.append(record("c", 3))
+        path.unlink()
+        file.append(record("d", 4))
+    assert [each.rung for each in read(path)[0]] == ["b", "c", "d"]
+    assert len(told) == 1
+
+
+def test_records_that_do_not_fit_on_the_disk_again_are_not_said_to_be_kept(small_disk: Path) -> None:
+    path = small_disk / "r.jsonl"
+    file = ResultsFile(path)
+    file.append(record("a", 1))
+    with (small_disk / "filler").open("wb", buffering=0) as filler:
+        path.unlink()
+        with contextlib.suppress(OSError):
+            while True:
+                filler.write(b"0" * 4096)
+        with pytest.raises(OSError, match="No space left"):
+            file.append(record("b", 2))
+    assert file.whole is False
+    (small_disk / "filler").unlink()
+    file.append(record("b", 2))
+    assert file.whole is True
+    file.close()
+    assert [each.rung for each in read(path)[0]] == ["a", "b"]
 
 
 def test_a_results_file_whose_place_is_taken_by_a_file_says_why(tmp_path: Path) -> None:
     path = tmp_path / "here" / "r.jsonl"
     path.parent.mkdir()
-    with closing(ResultsFile(path)) as file:
+    with contextlib.closing(ResultsFile(path)) as file:
         file.append(record())
         path.unlink()
         path.parent.rmdir()
         path.parent.write_text("a file")
         with pytest.raises(OSError, match=r"here"):
             file.append(record())
+        assert file.whole is False
 
 
 def tree(root: Path, *files: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,15 @@ def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out(
     table, _, findings = text(board, 200).partition("\n\nof ceiling")
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
-    tried = findings.partition("left out, as no gain was sure: ")[2].partition(".\nNot supported")[0]
-    cannot = findings.partition("Not supported here (--full says why): ")[2].partition(".\n")[0]
-    named = {*(rung.rpartition(" ")[0] for rung in " ".join(tried.split()).split("; "))}
-    named |= {*" ".join(cannot.split()).split("; ")}
+    words = " ".join(findings.split())
+    tried, _, rest = words.partition("left out, as none was surely faster: ")[2].partition(
+        ". Cannot run here"
+    )
+    cannot = rest.partition(": ")[2].partition(" ! ")[0]
+    named = {rung.rpartition(" ")[0] for rung in tried.split("; ")}
+    named |= {re.split(r" \([a-z_]+: ", rung)[0] for rung in cannot.split("; ")}
     assert named == {row.rung for row in board.rows} - {*rows}
+    assert "casts by AdamW (weight_casts: optimizer: it takes adamw: compiled)" in cannot
 
 
 @pytest.mark.parametrize("name", RUNS)

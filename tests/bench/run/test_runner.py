@@ -406,10 +406,12 @@ def test_a_ladder_that_is_removed_while_it_runs_is_measured_to_its_end(write_lad
     path: Path = write_ladder("[{name: a, set: {device: cpu}}]", repeats=2)
     result = run(load(path), Options(out=tmp_path), After(path.unlink))
     assert [record.status for record in result.records] == ["ok"] * 4
+    assert not path.exists()
 
 
+@pytest.mark.parametrize("to", ["another", "nothing", "what no process can read"])
 def test_a_text_that_changes_while_a_ladder_runs_ends_it_with_what_to_do(
-    write_ladder, tmp_path: Path
+    to: str, write_ladder, tmp_path: Path
 ) -> None:
     data = tmp_path / "mine.bin"
     (numpy.arange(8000, dtype=numpy.uint16) % 250).tofile(data)
@@ -417,9 +419,11 @@ def test_a_text_that_changes_while_a_ladder_runs_ends_it_with_what_to_do(
     path = write_ladder("[{name: a, set: {device: cpu}}, {name: b}]", workload=workload)
     text = data.read_bytes()
     options = Options(out=tmp_path, data=data)
-    result = run(load(path), options, After(lambda: data.write_bytes(text[2:] + text[:2])))
+    others = {"another": text[2:] + text[:2], "what no process can read": b"\xff" * len(text)}
+    change = data.unlink if to == "nothing" else lambda: data.write_bytes(others[to])
+    result = run(load(path), options, After(change))
     assert result.error
-    assert "workload.data: the text changed while the run went on; put it back" in result.error
+    assert f"{data}: the text changed while the run went on; put it back" in result.error
     assert result.error.endswith("the records before are kept, and --resume goes on from there")
     assert [record.rung for record in read(result.path)[0]] == ["a"]
     data.write_bytes(text)
@@ -634,10 +638,9 @@ def test_a_cache_is_warm_only_where_all_code_came_into_it(
     assert compile_cache() == ("warm" if there else "cold")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("minutes", "shared"), [(None, False), (9.0, True)])
-def test_a_control_compiles_anew_unless_time_is_short(
-    minutes: float | None, shared: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("carry", "shared"), [("always", False), ("if_faster", True)])
+def test_a_control_compiles_in_the_first_round_where_its_rung_does(
+    carry: str, shared: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caches = list[str]()
 
@@ -647,8 +650,8 @@ def test_a_control_compiles_anew_unless_time_is_short(
 
     genuine = processes.supervise
     monkeypatch.setattr(processes, "supervise", supervise)
-    ladder = load(write_ladder("[{name: a}]", repeats=2))
-    records = run(ladder, Options(out=tmp_path, minutes=minutes), Silent()).records
+    ladder = load(write_ladder("[{name: a}]", repeats=2, carry=carry))
+    records = run(ladder, Options(out=tmp_path), Silent()).records
     of = {
         kind: {cache for record, cache in zip(records, caches, strict=True) if record.kind == kind}
         for kind in ("cumulative", "control")
@@ -657,6 +660,7 @@ def test_a_control_compiles_anew_unless_time_is_short(
     assert (of["cumulative"] == of["control"]) is shared
 
 
+@pytest.mark.slow
 def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path: Path) -> None:
     # Long enough for the runner to look in, however busy the machine is.
     (record,) = run_with(write_ladder, tmp_path, "[{name: a}]", block_seconds=1, max_window_seconds=10)
