@@ -588,7 +588,12 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def made_up(self, task: Task) -> Record:
         speed = 1000.0 * (1 + task.rung.index) * noise.gauss(1.0, 0.02)
         toggles = task.rung.toggles
-        facts = {"kind": task.kind, "toggles": toggles, "measurement": measurement(speed)}
+        facts = {
+            "kind": task.kind,
+            "toggles": toggles,
+            "measurement": measurement(speed),
+            "data_sha256": None,
+        }
         return record(task.rung.name, task.rung.index, task.repetition, **facts)
 
     monkeypatch.setattr(processes.Executor, "run", made_up)

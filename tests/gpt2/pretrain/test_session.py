@@ -459,7 +459,7 @@ def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(
 
 
 def test_where_the_validation_text_fails_what_was_learnt_is_kept_first(tmp_path: Path) -> None:
-    run = tiny_run(steps=6, checkpoints={"every": 0}, evaluation={"val_every": 6})
+    run = tiny_run(steps=6, checkpoints={"every": 0}, evaluation={"val_every": 6, "val_tokens": 256})
     whole = learned(events(run, tmp_path / "whole"))
     it = session(run, tmp_path / "parts")
     genuine = it.evaluations.at
