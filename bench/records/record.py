@@ -337,6 +337,7 @@ class ResultsFile:
     def __init__(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
         """Raises RecordError where another run is writing to it. note: is told of records written again."""
         self.path, self._note = path, note
+        self._place = path.absolute()  # the working directory may be removed
         self.whole = True
         """False once records are lost that could not be written again."""
         try:
@@ -347,7 +348,7 @@ class ResultsFile:
 
     def reread(self) -> None:
         """Take what the file holds now for what must not be lost."""
-        self._written = self.path.read_bytes()
+        self._written = self._place.read_bytes()
 
     def append(self, record: Record) -> None:
         """Add one record; on return it is on the disk. Raises OSError, as append() does."""
@@ -357,20 +358,20 @@ class ResultsFile:
         _write(self._file, line)
         self._written += line
         if new:
-            _sync_folder(self.path)
+            _sync_folder(self._place)
 
     def close(self) -> None:
         """Unlock the file; one that nothing was written to is removed."""
         with contextlib.suppress(OSError):  # its folder may have been taken away
             if self._written:
                 self._restore()
-            elif self._in_place() and not self.path.stat().st_size:
-                self.path.unlink()
+            elif self._in_place() and not self._place.stat().st_size:
+                self._place.unlink()
         self._file.close()
 
     def _opened(self) -> io.FileIO:
         """Open and lock the file, made anew where it is not there. Raises BlockingIOError if it is locked."""
-        file = self.path.open("ab", buffering=0)
+        file = self._place.open("ab", buffering=0)
         try:
             lock(file)
         except Locked:
@@ -382,27 +383,30 @@ class ResultsFile:
     def _in_place(self) -> bool:
         """Whether the file that is open is the one of its name."""
         try:
-            return os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+            return os.path.samestat(self._place.stat(), os.fstat(self._file.fileno()))
         except OSError:
             return False
 
     def _restore(self) -> None:
         """Write again what has been taken from the file. Raises OSError."""
-        if self._in_place() and self.path.stat().st_size == len(self._written):
+        if self._in_place() and self._place.stat().st_size == len(self._written):
             return
         self.whole, file = False, self._file
         if not self._in_place():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._place.parent.mkdir(parents=True, exist_ok=True)
             file = self._opened()
         try:
-            held = self.path.read_bytes()
+            held = self._place.read_bytes()
             taken = len(held) < len(self._written) and self._written.startswith(held)
             if taken:
                 _write(file, self._written[len(held) :])
-                _sync_folder(self.path)
+                _sync_folder(self._place)
                 self._note(f"{self.path} lacked records that were in it, and they are written again")
             else:
                 self._written = held
+                if held and not held.endswith(b"\n"):  # as some editors leave it
+                    _write(file, b"\n")
+                    self._written += b"\n"
         except OSError:
             if file is not self._file:  # the one before may be the last that holds what was written
                 file.close()

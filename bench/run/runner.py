@@ -192,8 +192,8 @@ def _run_tasks(
             try:
                 record = executor.run(task)
             except OSError as problem:
-                what = f"{problem.filename or 'its process could not be run'}: {problem.strerror or problem}"
-                return False, f"rung {task.rung.name!r}: {what}; {_kept(results, records, on_quick)}"
+                what = f"rung {task.rung.name!r}: {_not_run(problem)}"
+                return False, f"{what}; {_kept(results, records, on_quick)}"
             if _text_changed(record, executor, data_sha256):
                 where = options.data or f"{executor.ladder.path}: workload.data"
                 what = f"{where}: the text changed while the run went on; put it back, or begin anew"
@@ -216,6 +216,15 @@ def _run_tasks(
         kept = _kept(results, records[:-1] if unwritten else records, on_quick)
         return False, f"{problem.filename or results.path}: {problem.strerror or problem}; {lost}{kept}"
     return False, None
+
+
+def _not_run(problem: OSError) -> str:
+    """Words on why a process could not be started or followed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return "the working directory is no longer there"
+    return f"{problem.filename or 'its process could not be run'}: {problem.strerror or problem}"
 
 
 def _text_changed(record: Record, executor: Executor, data_sha256: str) -> bool:

@@ -82,7 +82,7 @@ def train(
 
     try:
         check_rank_variables()
-        run = load(config, [*(set_ or ()), *([f"val_corpus={val_corpus}"] if val_corpus else [])])
+        run = load(config, set_ or (), val_corpus=val_corpus or None)
     except ConfigError as error:
         fail(error)
     if run.toggles.processes > 1 and not started():

@@ -103,10 +103,11 @@ class TrainingRun:
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 
-def load(config: str, overrides: Sequence[str] = ()) -> TrainingRun:
-    """Load a TrainingRun by its file or name; overrides are PATH=VALUE, such as toggles.device=cuda.
+def load(config: str, overrides: Sequence[str] = (), *, val_corpus: str | None = None) -> TrainingRun:
+    """Load a TrainingRun by its file or name.
 
-    Raises ConfigError, which names file and key.
+    overrides: PATH=VALUE with YAML values, such as toggles.device=cuda. val_corpus: takes the place of that of
+    the file, and is no YAML: a folder may be called null. Raises ConfigError, which names file and key.
     """
     path = find(config)
     try:
@@ -116,6 +117,8 @@ def load(config: str, overrides: Sequence[str] = ()) -> TrainingRun:
     content.setdefault("name", path.stem)
     for override in overrides:
         _set(content, override)
+    if val_corpus is not None:
+        content["val_corpus"] = val_corpus
     return build(content, str(path))
 
 
@@ -132,6 +135,10 @@ def find(config: str) -> Path:
     """Return the configuration file for a path or name. Raises ConfigError where there is none."""
     path = Path(config)
     if path.suffix in (".yaml", ".yml") or path.exists():
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ConfigError(
+                f"{path}: is a pipe or a device; write it into a file, which is read several times"
+            )
         if not path.is_file():
             raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}")
         return path

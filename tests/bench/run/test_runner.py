@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -452,6 +453,19 @@ def test_a_process_that_cannot_be_started_is_not_blamed_on_the_results_file(
     why = "its process could not be run: Resource temporarily unavailable"
     assert result.error == f"rung {'ab'[kept]!r}: {why}; {rest}"
     assert result.path.exists() is bool(kept)
+
+
+def test_where_the_working_directory_goes_in_the_middle_that_is_said_and_no_record_is_lost(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    ladder = load(write_ladder("[{name: a, set: {device: cpu}}, {name: b}]"))
+    result = run(ladder, Options(out=Path("results")), After(lambda: shutil.rmtree(place)))
+    assert result.error
+    assert result.error.startswith("rung 'b': the working directory is no longer there; ")
+    assert [record.rung for record in read(place / result.path)[0]] == ["a"]
 
 
 def test_a_folder_of_results_that_is_moved_away_in_the_middle_loses_no_record(

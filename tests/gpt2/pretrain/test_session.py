@@ -458,6 +458,13 @@ def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(
     assert learned(first) + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
+@pytest.mark.parametrize("name", ["v #2", "null", "2024", "yes", "a: b", "- c"])
+def test_the_option_for_validation_is_a_path_and_no_yaml(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text("{steps: 3, workload: {model: tiny, seq_len: 32}, val_corpus: another}")
+    assert load(str(file), val_corpus=name).val_corpus == name
+
+
 def test_where_the_validation_text_fails_what_was_learnt_is_kept_first(tmp_path: Path) -> None:
     run = tiny_run(steps=6, checkpoints={"every": 0}, evaluation={"val_every": 6, "val_tokens": 256})
     whole = learned(events(run, tmp_path / "whole"))
