@@ -106,8 +106,8 @@ class TrainingRun:
 def load(config: str, overrides: Sequence[str] = (), *, val_corpus: str | None = None) -> TrainingRun:
     """Load a TrainingRun by its file or name.
 
-    overrides: PATH=VALUE with YAML values, such as toggles.device=cuda. val_corpus: takes the place of that of
-    the file, and is no YAML: a folder may be called null. Raises ConfigError, which names file and key.
+    overrides: PATH=VALUE with YAML values, such as toggles.device=cuda. val_corpus: in place of that of the
+    file; it is no YAML, for a folder may be called null. Raises ConfigError, which names file and key.
     """
     path = find(config)
     try:
@@ -135,11 +135,7 @@ def find(config: str) -> Path:
     """Return the configuration file for a path or name. Raises ConfigError where there is none."""
     path = Path(config)
     if path.suffix in (".yaml", ".yml") or path.exists():
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ConfigError(
-                f"{path}: is a pipe or a device; write it into a file, which is read several times"
-            )
-        if not path.is_file():
+        if path.is_dir() or not path.exists():
             raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}")
         return path
     known = {each.stem: each for each in sorted(CONFIGS.glob("*.yaml"))}
