@@ -315,10 +315,15 @@ def status_words(row: Row) -> str | None:
         return words
     if row.expect == row.status:
         return f"{words}, as expected"
-    why = plain((row.error or "").strip().partition("\n")[0])
+    why = _why(row)
     if row.status == "inert" and why:
         return why
     return f"{words}: {why}" if why else words
+
+
+def _why(row: Row) -> str:
+    """First line of its error."""
+    return plain((row.error or "").strip().partition("\n")[0])
 
 
 def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
@@ -370,11 +375,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     ]
     if tried:
         yield f"Tried and left out, as none was surely faster: {'; '.join(tried)}."
-    refused = [
-        f"{plain(row.rung)} ({plain((row.error or '').partition(chr(10))[0])})"
-        for row in without
-        if row.status == "unsupported"
-    ]
+    refused = [f"{plain(row.rung)} ({_why(row)})" for row in without if row.status == "unsupported"]
     if refused:
         yield f"Cannot run here, or not on what was kept: {'; '.join(refused)}."
 
