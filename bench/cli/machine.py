@@ -44,33 +44,35 @@ def doctor(
     needed = None
     if ladder:
         needed = max(probe(load(ladder).rungs[-1].toggles.device, ladder).memory_bytes.values(), default=None)
-    print_brief(findings_brief(diagnose(out, needed)), full=full)
+    print_brief(doctor_brief(diagnose(out, needed)), full=full)
 
 
-def findings_brief(findings: Sequence[Diagnosis]) -> Brief:
+def doctor_brief(diagnoses: Sequence[Diagnosis]) -> Brief:
     """What can spoil a measurement first, with what to do about it."""
     from bench.format import listed
     from bench.report.brief import Brief
     from bench.report.table import Column, Table
 
-    bad = [finding for finding in findings if finding.ok is False]
+    bad = [diagnosis for diagnosis in diagnoses if diagnosis.ok is False]
     answer = "Nothing found that would spoil a measurement."
     if bad:
-        answer = f"{len(bad)} of these can spoil a measurement: {listed([finding.name for finding in bad])}."
+        answer = (
+            f"{len(bad)} of these can spoil a measurement: {listed([diagnosis.name for diagnosis in bad])}."
+        )
     words = {True: "good", False: "beware", None: "-"}
     columns: list[Column[Diagnosis]] = [
-        Column("Check", lambda finding: finding.name, words=True),
-        Column("Verdict", lambda finding: words[finding.ok], words=True),
-        Column("Found", lambda finding: finding.value, words=True),
+        Column("Check", lambda diagnosis: diagnosis.name, words=True),
+        Column("Verdict", lambda diagnosis: words[diagnosis.ok], words=True),
+        Column("Found", lambda diagnosis: diagnosis.value, words=True),
     ]
-    advice: Column[Diagnosis] = Column("What to do", lambda finding: finding.advice or None, words=True)
-    rows = sorted(findings, key=lambda finding: finding.ok is not False)
+    advice: Column[Diagnosis] = Column("What to do", lambda diagnosis: diagnosis.advice or None, words=True)
+    rows = sorted(diagnoses, key=lambda diagnosis: diagnosis.ok is not False)
     table = Table(title="", columns=columns, rows=rows)
     return Brief(
         answer=[answer],
         table=table,
         whole=[replace(table, columns=[*columns, advice])],
-        warnings=[f"{finding.name}: {finding.advice}" for finding in bad],
+        warnings=[f"{diagnosis.name}: {diagnosis.advice}" for diagnosis in bad],
         hints=["Each check in full, with what to do: --full"],
     )
 

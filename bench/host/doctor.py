@@ -58,18 +58,18 @@ def warnings(
     record instead: see other_work_cores().
     """
     on_cpu = device == HOST
-    findings = [checks.governor(root), checks.battery(), *checks.variables()]
+    diagnoses = [checks.governor(root), checks.battery(), *checks.variables()]
     if on_cpu:
-        findings.append(checks.threads(threads, ranks, root))
-        findings += checks.unheeded(unheeded, threads)
+        diagnoses.append(checks.threads(threads, ranks, root))
+        diagnoses += checks.unheeded(unheeded, threads)
     else:
-        findings += [
+        diagnoses += [
             problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)
         ]
-    findings.append(checks.steal(stolen_cores, _busy(device, threads, ranks)))
-    findings.append(checks.swap(before, after))
-    findings.append(checks.memory(before.memory_available_bytes, memory_bytes, root))
-    return [str(finding) for finding in findings if finding.ok is False]
+    diagnoses.append(checks.steal(stolen_cores, _busy(device, threads, ranks)))
+    diagnoses.append(checks.swap(before, after))
+    diagnoses.append(checks.memory(before.memory_available_bytes, memory_bytes, root))
+    return [str(diagnosis) for diagnosis in diagnoses if diagnosis.ok is False]
 
 
 def other_work_cores(cores: float | None, *, device: str, threads: int, ranks: int = 1) -> float | None:
@@ -84,8 +84,8 @@ def _busy(device: str, threads: int, ranks: int) -> int:
 
 def costly_page_faults() -> tuple[str, ...]:
     """Return a warning for runs on a CPU if page faults are expensive here; takes a second."""
-    finding = _page_faults(machine.memory_available())
-    return (str(finding),) if finding.ok is False else ()
+    diagnosis = _page_faults(machine.memory_available())
+    return (str(diagnosis),) if diagnosis.ok is False else ()
 
 
 def diagnose(

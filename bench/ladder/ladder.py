@@ -139,10 +139,16 @@ class Ladder:
     """Chip for which its batches were chosen; no measurement depends on it."""
     _file: _Parsed | None = field(default=None, repr=False, compare=False)
 
-    def write_copy(self, file: Path) -> None:
-        """Write what its file held when it was loaded, for load(copy=...). Raises OSError."""
+    def copy_in(self, folder: Path) -> Path:
+        """Return a file with what its own held when it was loaded, for load(copy=...), written once.
+
+        Raises OSError.
+        """
         assert self._file is not None
-        file.write_text(yaml_files.dump(dict(self._file.content)), encoding="utf-8")
+        file = folder / "ladder.yaml"
+        if not file.exists():
+            file.write_text(yaml_files.dump(dict(self._file.content)), encoding="utf-8")
+        return file
 
     @property
     def hash(self) -> str:
@@ -264,7 +270,7 @@ def load(
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
     others; of a best_of all that differs from the defaults, in place of that ladder. copy: file that is read
-    in its place (see Ladder.write_copy()), as a ladder may be edited while a run goes on. Raises LadderError.
+    in its place (see Ladder.copy_in()), as a ladder may be edited while a run goes on. Raises LadderError.
     """
     path = path if copy else find(path)
     content = _read_yaml(copy or path)

@@ -291,22 +291,11 @@ def not_of_one_run(records: Sequence[Record]) -> str | None:
     return None
 
 
-def append(path: Path, record: Record) -> None:
-    """Add one record to a results file; on return it is on the disk.
+def _write(file: io.FileIO, content: bytes) -> None:
+    """Append to a file opened without a buffer; on return it is on the disk.
 
     Raises OSError, as for a full disk, and then leaves the file as it was.
     """
-    with path.open("ab", buffering=0) as file:
-        _write(file, _line(record))
-    _sync_folder(path)
-
-
-def _line(record: Record) -> bytes:
-    return (record.as_json() + "\n").encode()
-
-
-def _write(file: io.FileIO, content: bytes) -> None:
-    """Append to a file opened without a buffer, as append() does."""
     left, size = memoryview(content), os.fstat(file.fileno()).st_size
     try:
         while left:
@@ -351,9 +340,12 @@ class ResultsFile:
         self._written = self._place.read_bytes()
 
     def append(self, record: Record) -> None:
-        """Add one record; on return it is on the disk. Raises OSError, as append() does."""
+        """Add one record; on return it is on the disk.
+
+        Raises OSError, as for a full disk, and then leaves the file as it was.
+        """
         self._restore()
-        line = _line(record)
+        line = (record.as_json() + "\n").encode()
         new = not self._written
         _write(self._file, line)
         self._written += line

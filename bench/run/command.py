@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.schedule import Task
-from bench.ladder.ladder import Ladder
+from bench.ladder.ladder import Ladder, Rung, load
 from bench.records.record import RUNGS
 from bench.run.nodes.topology import Part, Place
 from gpt2.config.toggles import Toggles
@@ -65,13 +67,7 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command.append("--gradients")
     if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
         overrides.append("protocol.loss_steps=0")  # the losses are the same in every round
-    for override in overrides:
-        command += ["--set", override]
-    for setting in task.rung.settings:
-        command += ["--own", setting]
-    command += _of_others(ladder, task)
-    for name in task.rung.without:
-        command += ["--without", name]
+    command += ladder_words(ladder, task.rung, overrides)
     if task.stop_below is not None:
         command += ["--stop-below", f"{task.stop_below:.6g}"]
     if options.peak_tflops is not None:
@@ -79,10 +75,39 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     return command
 
 
-def _of_others(ladder: Ladder, task: Task) -> list[str]:
-    """Settings of the other rungs: those above it, whose changes it may keep, and for --kind all of them."""
-    others = [rung for rung in ladder.rungs if not rung.base and rung.name != task.rung.name]
-    return [word for rung in others for setting in rung.settings for word in ("--for", rung.name, setting)]
+def ladder_words(ladder: Ladder, rung: Rung, overrides: Iterable[str]) -> list[str]:
+    """Arguments for loaded() that make of a ladder's file what it is here for one of its rungs."""
+    words = [word for override in overrides for word in ("--set", override)]
+    words += [word for setting in rung.settings for word in ("--own", setting)]
+    for other in ladder.rungs:  # those above it, whose changes it may keep, and for --kind the whole ladder's
+        if not other.base and other.name != rung.name:
+            words += [word for setting in other.settings for word in ("--for", other.name, setting)]
+    return words + [word for name in rung.without for word in ("--without", name)]
+
+
+def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
+    """Have a process take a ladder, one of its rungs, and what ladder_words() returns."""
+    changes = {"action": "append", "default": []}
+    parser.add_argument("ladder", type=Path)
+    parser.add_argument("rung", help="its name")
+    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
+    parser.add_argument("--set", metavar="PATH=VALUE", help="as for bench run", **changes)
+    parser.add_argument("--own", metavar="PATH=VALUE", help="--set for this rung alone", **changes)
+    parser.add_argument(
+        "--for", nargs=2, metavar=("RUNG", "PATH=VALUE"), help="--set for that rung", **changes
+    )
+    parser.add_argument(
+        "--without", metavar="RUNG", help="a rung above, whose changes are not kept", **changes
+    )
+
+
+def loaded(arguments: argparse.Namespace, *, upto: str | None = None) -> Ladder:
+    """Load the ladder of add_ladder_arguments(). upto: name of its last rung. Raises LadderError."""
+    own: dict[str, list[str]] = {arguments.rung: arguments.own}
+    for other, setting in vars(arguments)["for"]:
+        own.setdefault(other, []).append(setting)
+    ladder = load(arguments.ladder, arguments.set, own, copy=arguments.copy)
+    return ladder.carrying(without=arguments.without, upto=upto) if arguments.without or upto else ladder
 
 
 def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
@@ -93,8 +118,8 @@ def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
 
 def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
     """Return the interpreter's arguments for timing an external rung, without --out."""
-    sets = [part for override in options.overrides for part in ("--set", override)]
-    return ["-m", "bench.external", str(ladder.path), task.rung.name, *sets, *_of_others(ladder, task)]
+    words = ladder_words(ladder, task.rung, options.overrides)
+    return ["-m", "bench.external", str(ladder.path), task.rung.name, *words]
 
 
 MOST_TOKENS = 16384

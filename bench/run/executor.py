@@ -192,12 +192,7 @@ class Executor:
 
     def _copy(self, task: Task) -> list[str]:
         """Arguments by which a process reads the ladder as this one did: its file may have been edited."""
-        if task.is_ceiling:
-            return []
-        copy = self.scratch / "ladder.yaml"
-        if not copy.exists():
-            self.ladder.write_copy(copy)
-        return ["--copy", str(copy)]
+        return [] if task.is_ceiling else ["--copy", str(self.ladder.copy_in(self.scratch))]
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """Environment variables of a task's processes on this node."""

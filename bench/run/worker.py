@@ -21,7 +21,7 @@ from bench.analysis.schedule import variant
 from bench.errors import BenchError
 from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
-from bench.ladder.ladder import Ladder, LadderError, Rung, load
+from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.process.worker_side import (
     ProgressFile,
     TooSlow,
@@ -37,6 +37,7 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import Proof
 from bench.records.record import Kind, Outcome
+from bench.run.command import add_ladder_arguments, loaded
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.config.validation import ConfigError
 from gpt2.config.workload import FLOPS_FORMULA, hardware_flops_per_token
@@ -59,13 +60,7 @@ def main() -> int:
     arguments = _arguments()
     try:
         check_rank_variables()
-        own: dict[str, list[str]] = {arguments.rung: arguments.own}
-        for other, setting in vars(arguments)["for"]:
-            own.setdefault(other, []).append(setting)
-        ladder = load(arguments.ladder, arguments.set, own, copy=arguments.copy)
-        tried = arguments.kind == "scout"
-        if arguments.without or tried:
-            ladder = ladder.carrying(without=arguments.without, upto=arguments.rung if tried else None)
+        ladder = loaded(arguments, upto=arguments.rung if arguments.kind == "scout" else None)
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None or rung.external:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
@@ -85,8 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.worker", description="Measure one rung of a ladder."
     )
-    parser.add_argument("ladder", type=Path)
-    parser.add_argument("rung", help="its name")
+    add_ladder_arguments(parser)
     parser.add_argument(
         "--kind", choices=get_args(Kind), default="cumulative", help="see bench.analysis.schedule.variant"
     )
@@ -95,27 +89,7 @@ def _arguments() -> argparse.Namespace:
         "--gradients", action="store_true", help="compare gradients with those of torch's eager code"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
-    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
-    parser.add_argument(
-        "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
-    )
-    parser.add_argument(
-        "--for",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("RUNG", "PATH=VALUE"),
-        help="--set for that rung",
-    )
-    parser.add_argument(
-        "--without",
-        action="append",
-        default=[],
-        metavar="RUNG",
-        help="a rung above, whose changes are not kept",
-    )
     parser.add_argument(
         "--stop-below", type=float, metavar="TPS", help="end at a warm-up step of fewer tokens per second"
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Environment
 from bench.records.measurement import Measurement, Rank
-from bench.records.record import Record, ToggleValues
+from bench.records.record import Record, ResultsFile, ToggleValues
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 
@@ -98,3 +100,9 @@ def record(rung: str = "baseline", index: int = 0, repetition: int = 1, **change
     if changes.get("status", "ok") != "ok":
         changes.setdefault("measurement", None)
     return Record(**{**facts, **changes})
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one record to a results file."""
+    with closing(ResultsFile(path)) as file:
+        file.append(record)

@@ -226,9 +226,7 @@ def test_only_what_trains_loads_torch_and_only_what_draws_matplotlib() -> None:
 
 
 def test_a_report_loads_no_torch_from_start_to_end(tmp_path: Path) -> None:
-    from samples import record
-
-    from bench.records.record import append
+    from samples import append, record
 
     append(tmp_path / "r.jsonl", record())
     program = (

@@ -11,11 +11,10 @@ from statistics import median
 
 import pytest
 from places import ROOT
-from samples import measurement, record
+from samples import append, measurement, record
 from shown import to_markdown
 
 from bench.analysis.select import load_boards
-from bench.records.record import append
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.data.batches import Batches, open_corpus

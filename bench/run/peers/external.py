@@ -18,7 +18,7 @@ from typing import Literal
 
 from bench.errors import BenchError
 from bench.host.standstill import uneven
-from bench.ladder.ladder import Ladder, LadderError, Rung, load
+from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine, Peer, PeerRung
 from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
@@ -34,6 +34,7 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import Measurement, Rank
 from bench.records.record import Outcome, Status
+from bench.run.command import add_ladder_arguments, loaded
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, LogRelay, LogTiming, TrainerLog
 from gpt2.config.toggles import HOST
@@ -57,25 +58,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.external", description="Measure a ladder's external rung."
     )
-    parser.add_argument("ladder", type=Path)
-    parser.add_argument("rung", help="its name")
+    add_ladder_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
-    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
-    parser.add_argument(
-        "--for",
-        nargs=2,
-        action="append",
-        default=[],
-        metavar=("RUNG", "PATH=VALUE"),
-        help="--set for that rung",
-    )
     arguments = parser.parse_args()
     try:
-        own: dict[str, list[str]] = {}
-        for other, setting in vars(arguments)["for"]:
-            own.setdefault(other, []).append(setting)
-        ladder = load(arguments.ladder, arguments.set, own, copy=arguments.copy)
+        ladder = loaded(arguments)
         rung = ladder.rung(arguments.rung)
         if rung.external is None:
             raise LadderError(f"{ladder.path}: rung {rung.name!r} is not external; bench.worker measures it")

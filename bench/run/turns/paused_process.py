@@ -18,6 +18,7 @@ from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import give_way
+from bench.run.command import ladder_words
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
@@ -129,14 +130,10 @@ def started(
         version, own = origin(peer, folder, words), {}
     else:
         peer, cpus, folder, version, own = PEERS["own"], None, Path.cwd(), None, own_variables()
-        copy = scratch / "ladder.yaml"  # the file may be edited before all have started
-        if not copy.exists():
-            ladder.write_copy(copy)
-        words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name, "--copy", str(copy)]
+        copy = str(ladder.copy_in(scratch))  # the file may be edited before all have started
+        words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name, "--copy", copy]
         words += ["--data", str(data)] if data else []
-        words += [part for override in overrides for part in ("--set", override)]
-        words += [part for setting in rung.settings for part in ("--own", setting)]
-        words += [part for name in rung.without for part in ("--without", name)]
+        words += ladder_words(ladder, rung, overrides)
     with contextlib.ExitStack() as stack:
         # Empty for each process: compiled code and cached code lie differently in memory.
         cache = stack.enter_context(

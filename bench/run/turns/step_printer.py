@@ -9,8 +9,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.ladder.ladder import LadderError, load
+from bench.ladder.ladder import LadderError
 from bench.ladder.peers import CANNOT_RUN
+from bench.run.command import add_ladder_arguments, loaded
 from gpt2.config.toggles import UnsupportedToggle
 from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.training.reexec import enter_environment
@@ -21,22 +22,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m bench.run.turns.step_printer", description="Train one rung of a ladder."
     )
-    parser.add_argument("ladder", type=Path)
-    parser.add_argument("rung", help="its name")
-    parser.add_argument("--copy", type=Path, metavar="FILE", help="read the ladder from this copy of it")
+    add_ladder_arguments(parser)
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
-    parser.add_argument(
-        "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
-    )
-    parser.add_argument(
-        "--without", action="append", default=[], metavar="RUNG", help="a rung whose changes are not kept"
-    )
     arguments = parser.parse_args()
     try:
-        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own}, copy=arguments.copy)
-        if arguments.without:
-            ladder = ladder.carrying(without=arguments.without)
+        ladder = loaded(arguments)
         rung = ladder.rung(arguments.rung)
     except LadderError as error:
         print(error)

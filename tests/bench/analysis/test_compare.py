@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import MACHINE, measurement, record, step_of
+from samples import MACHINE, append, measurement, record, step_of
 from scipy import stats as scipy_stats
 
 from bench.analysis.compare import Comparison, Condition, compare, judge, sides
-from bench.records.record import External, RecordError, append
+from bench.records.record import External, RecordError
 from bench.report.comparison import comparison_table as table_of
 from bench.report.table import Table
 from bench.stats import independent_ratio

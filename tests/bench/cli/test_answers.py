@@ -14,7 +14,7 @@ from bench.analysis.compare import compare, sides
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_boards
 from bench.cli import dry_run
-from bench.cli.machine import findings_brief
+from bench.cli.machine import doctor_brief
 from bench.cli.turns import turns_brief
 from bench.host.checks import Diagnosis
 from bench.ladder.ladder import load
@@ -84,7 +84,7 @@ def plan() -> Brief:
 def doctor() -> Brief:
     faults = "2.15 us per 4 KiB: 108 ms for each new 206 MB tensor, 19 ms in huge pages"
     remedy = "on a CPU, every step pays this: set toggles.allocator to jemalloc or tcmalloc, or to thp"
-    return findings_brief(
+    return doctor_brief(
         [
             Diagnosis(name="CPU governor", value="performance", ok=True),
             Diagnosis(name="SMT", value="off"),

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from places import ROOT
 from rich.console import Console
-from samples import measurement, record
+from samples import append, measurement, record
 from typer.testing import CliRunner
 from waiting import PATIENCE, held, holding
 
 from bench.analysis.schedule import Task, ceiling_rung
 from bench.cli.main import app
 from bench.cli.progress import Progress
-from bench.records.record import Record, Scout, append, read
+from bench.records.record import Record, Scout, read
 from bench.run.probe import ProbeResult
 
 

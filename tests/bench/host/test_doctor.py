@@ -15,7 +15,7 @@ from samples import record
 from shown import in_full
 
 from bench.analysis.warnings import disturbances
-from bench.cli.machine import findings_brief
+from bench.cli.machine import doctor_brief
 from bench.host import checks, doctor
 from bench.host import telemetry as machine
 from bench.host.checks import Diagnosis
@@ -468,15 +468,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "matrix_library", lambda: Diagnosis(name="matrix library", value="unknown"))
 
 
-def by_name(findings: list[Diagnosis]) -> dict[str, Diagnosis]:
-    return {finding.name: finding for finding in findings}
+def by_name(diagnoses: list[Diagnosis]) -> dict[str, Diagnosis]:
+    return {diagnosis.name: diagnosis for diagnosis in diagnoses}
 
 
 def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml: Any, root: Path) -> None:
     files(root, {"sys/devices/system/cpu/smt/active": "1\n", "proc/self/cgroup": ""})
     found = doctor.diagnose(root / "results", root=root)
-    assert all(finding.advice for finding in found if finding.ok is False)
-    text = in_full(findings_brief(found))
+    assert all(diagnosis.advice for diagnosis in found if diagnosis.ok is False)
+    text = in_full(doctor_brief(found))
     for part in (
         "61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off",
         "power cap",
@@ -484,7 +484,7 @@ def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml
         "good",
     ):
         assert part in text
-    bad = sum(finding.ok is False for finding in found)
+    bad = sum(diagnosis.ok is False for diagnosis in found)
     assert f"{bad} of these can spoil a measurement: " in text
 
 
@@ -518,11 +518,11 @@ def test_a_kernel_without_huge_pages_is_no_failure() -> None:
 
 
 def test_costly_page_faults_come_with_their_remedies(root: Path) -> None:
-    finding = doctor._judge_faults(1.3e-6, 0.5e-6)
-    assert finding.ok is False
-    assert finding.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
-    assert "toggles.allocator to jemalloc or tcmalloc" in finding.advice
-    assert "or to thp" in finding.advice
+    diagnosis = doctor._judge_faults(1.3e-6, 0.5e-6)
+    assert diagnosis.ok is False
+    assert diagnosis.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
+    assert "toggles.allocator to jemalloc or tcmalloc" in diagnosis.advice
+    assert "or to thp" in diagnosis.advice
     assert doctor._judge_faults(0.3e-6, 0.1e-6).ok
 
 
@@ -562,9 +562,9 @@ def test_the_setting_of_huge_pages_is_read(setting: str, part: str, root: Path) 
 @pytest.mark.parametrize(("source", "ok"), [("tsc", True), ("hpet", False), ("arch_sys_counter", True)])
 def test_a_clock_that_linux_fell_back_to_is_named(source: str, ok: bool, root: Path) -> None:
     files(root, {"sys/devices/system/clocksource/clocksource0/current_clocksource": source})
-    finding = doctor._clock(root)
-    assert source in finding.value
-    assert finding.ok is ok
+    diagnosis = doctor._clock(root)
+    assert source in diagnosis.value
+    assert diagnosis.ok is ok
 
 
 def test_room_is_looked_for_where_a_folder_will_be_made(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,10 +572,10 @@ def test_room_is_looked_for_where_a_folder_will_be_made(root: Path, monkeypatch:
     monkeypatch.setattr(
         doctor.shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=1)
     )
-    finding = doctor._disk("disk", root / "not" / "yet")
+    diagnosis = doctor._disk("disk", root / "not" / "yet")
     assert asked == [root]
-    assert finding.ok is False
-    assert "free some space" in finding.advice
+    assert diagnosis.ok is False
+    assert "free some space" in diagnosis.advice
 
 
 @pytest.mark.parametrize(
@@ -590,9 +590,9 @@ def test_code_that_differs_from_its_commit_is_named(
     state: tuple[str | None, bool | None], ok: bool | None, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "git_state", lambda: state)
-    finding = doctor._git()
-    assert finding.ok is ok
-    assert part in finding.value
+    diagnosis = doctor._git()
+    assert diagnosis.ok is ok
+    assert part in diagnosis.value
 
 
 def test_nvml_is_loaded_only_where_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from samples import measurement, record
+from samples import append, measurement, record
 
 from bench.analysis.warnings import disturbances
 from bench.records.older import translated
-from bench.records.record import Record, append, read
+from bench.records.record import Record, read
 
 NEW = ("interrupted_late", "not_begun", "other_work_cores")
 MEASURED_NEW = ("stood_still", "peak_flops_kind")

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 from places import REAL, ROOT
-from samples import record
+from samples import append, record
 
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import load_boards, load_published
 from bench.records.published import Published, is_published, read_published
-from bench.records.record import RecordError, append
+from bench.records.record import RecordError
 from bench.report.published import beside, tables
 from gpt2.config.toggles import Toggles
 

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
-from samples import MACHINE, measurement, record
+from samples import MACHINE, append, measurement, record
 
-from bench.records.record import RecordError, ResultsFile, append, read, results_files
+from bench.records.record import RecordError, ResultsFile, read, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from samples import MACHINE, measurement, record
+from samples import MACHINE, append, measurement, record
 from shown import to_markdown, to_terminal
 
 from bench.analysis.bound import bounds_of, most_tokens_per_second
@@ -19,7 +19,7 @@ from bench.analysis.warnings import warnings
 from bench.format import number
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
-from bench.records.record import RecordError, append
+from bench.records.record import RecordError
 from bench.report.caption import caption
 from bench.report.single_run import tables
 from bench.stats import LOUD, noise_floor

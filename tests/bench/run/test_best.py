@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from processes import process
-from samples import MACHINE
+from samples import MACHINE, append
 
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder, LadderError, load
-from bench.records.record import append
 from bench.run import suited
 from bench.run.command import Options, worker_command
 from bench.run.suited import with_best

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import MACHINE, record
+from samples import MACHINE, append, record
 
 from bench.cli.sweep import _runs, _tasks
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.ladder.sweep_axis import parse_all
 from bench.records.machine import Environment
-from bench.records.record import Record, append, read
+from bench.records.record import Record, read
 from bench.run.command import Options
 from bench.run.resume import repair, runs_of
 from bench.run.resume import unfinished as find_unfinished

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from places import ROOT
 from rich.console import Console
-from samples import MACHINE, measurement, record, step_of
+from samples import MACHINE, append, measurement, record, step_of
 
 from bench.analysis.bound import (
     Bound,
@@ -31,7 +31,7 @@ from bench.analysis.select import load_boards
 from bench.host.environment import describe
 from bench.ladder.ladder import load
 from bench.records.machine import Attention, Ceiling, Matmul
-from bench.records.record import Record, ToggleValues, append, read
+from bench.records.record import Record, ToggleValues, read
 from bench.report.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
 from bench.report.table import Table
 from gpt2.config.toggles import Toggles

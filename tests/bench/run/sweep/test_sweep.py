@@ -73,7 +73,8 @@ def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(
     arguments = ("--over", "toggles.micro_batch_size=1,2", "--best", str(best), "--out", str(out))
     code, shown, said = sweep(f"{ladder}:a", *arguments)
     assert code == 0, said
-    assert "micro_batch_size=2" in shown
+    rows = [line.split()[:1] for line in shown.splitlines() if line.startswith("  ")]
+    assert rows[:3] == [["micro_batch_size"], ["1"], ["2"]]
     records = results(out)
     kinds = [
         (r.kind, r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"], r.status)
