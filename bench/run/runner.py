@@ -23,6 +23,7 @@ from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.shipped import QUICK
 from bench.process.shutdown import Stop, stoppable
+from bench.process.worker_side import cause
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, ResultsFile, read
 from bench.run.command import Options
@@ -194,9 +195,12 @@ def _run_tasks(
             except OSError as problem:
                 what = f"rung {task.rung.name!r}: {_not_run(problem)}"
                 return False, f"{what}; {_kept(results, records, on_quick)}"
-            changed = False
-            with contextlib.suppress(Exception):  # a check that fails takes no measurement
+            try:
                 changed = _text_changed(record, executor, data_sha256)
+            except Exception as error:
+                changed = False
+                unsure = f"whether its text is the run's is not known ({cause(error)}); the measurement stands"
+                record = record.model_copy(update={"warnings": [*record.warnings, unsure]})
             if changed:
                 where = options.data or f"{executor.ladder.path}: workload.data"
                 what = f"{where}: the text changed while the run went on; put it back, or begin anew"
