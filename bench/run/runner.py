@@ -199,7 +199,7 @@ def _run_tasks(
                 changed = _text_changed(record, executor, data_sha256)
             except Exception as error:
                 changed = False
-                unsure = f"whether its text is the run's is not known ({cause(error)}); the measurement stands"
+                unsure = f"its text was not compared with the run's ({cause(error)}); the measurement stands"
                 record = record.model_copy(update={"warnings": [*record.warnings, unsure]})
             if changed:
                 where = options.data or f"{executor.ladder.path}: workload.data"
