@@ -35,7 +35,7 @@ benchmark: .venv/.ready-test
 reports: .venv/.ready
 	rm -rf $(OUT)/plots $(OUT)/*.md $(OUT)/*/*.md
 	$(BIN)/bench report results $(AGAINST) --html --plots --out $(OUT)
-	$(BIN)/bench trainings $(sort $(wildcard results/*/trainings/*)) --plots --out $(OUT)
+	$(BIN)/bench trainings results/*/trainings --plots --out $(OUT)
 	rm -f $(OUT)/plots/*.png
 
 .venv/.ready: pyproject.toml

@@ -246,8 +246,8 @@ class Schedule:
         )
 
     def closing(self, repetition: int) -> Iterator[Task]:
-        """Tasks still to be run after the last round."""
-        if repetition > 1:
+        """Tasks still to be run after the last round: the ceiling once more, unless time is short."""
+        if repetition > 1 and self.ladder.protocol.control != "last":
             yield from self._tasks(self._ceilings, repetition)
 
     def _tasks(self, what: Sequence[tuple[Kind, Rung]], repetition: int) -> Iterator[Task]:

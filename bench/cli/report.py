@@ -197,7 +197,7 @@ def compare(
 
 
 def trainings(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/mini-shakespeare.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or that hold such.")],
     markdown: Markdown = False,
     plots: Plots = False,
     out: Annotated[
@@ -206,14 +206,15 @@ def trainings(
 ) -> None:
     """Show what long RUNS of gpt2 train learnt, in what time, and HellaSwag beside what is published.
 
-    Example: bench trainings runs/* --plots --out reports/
+    Example: bench trainings runs --plots --out reports/
     """
     from bench.records.record import RecordError
-    from bench.report.trainings import load, tables, told_apart
+    from bench.report.trainings import load, runs_in, tables, told_apart
 
     if plots and not out:
         raise BenchError("--plots needs a folder to draw into; give --out reports/")
     loaded = []
+    runs = [run for folder in runs for run in runs_in(folder)]
     for folder in {folder.resolve(): folder for folder in runs}.values():
         try:
             loaded += load([folder])

@@ -60,7 +60,11 @@ class Protocol:
     ceiling_seconds: float = 0.3
     """Time for each matmul of the measured ceiling; 0 leaves the ceiling out."""
     control: Literal["first_and_last", "last"] = "first_and_last"
-    """Rungs that run again in each round, by which the noise is known; the last alone where time is short."""
+    """Rungs that run again in each round, by which the noise is known.
+
+    The last alone is for where time is short: it finds what its rung compiled, and the ceiling is measured
+    once, not at the end again.
+    """
     carry: Literal["always", "if_faster"] = "always"
     """Whether a rung keeps the changes of all rungs above it, or of those that made this machine faster.
 
@@ -437,6 +441,8 @@ def _hashed(rung: Rung) -> list[Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    if path.suffix == ".jsonl":
+        raise LadderError(f"{path}: holds results, not a ladder; see bench report and bench ladders")
     try:
         return yaml_mapping(path, "a ladder has the keys name, workload, protocol and rungs")
     except OSError as error:

@@ -91,6 +91,7 @@ PUBLISHED_RUNS = (
     PublishedRun(source="gpt2-jax-tpu", model="gpt2", corpus="openwebtext", hardware="TPU v6e", minutes=82),
 )
 
+RUN_FILE = "run.json"
 SMOOTHED = 20
 """Steps over which a training loss is averaged: that of one step varies with its batch."""
 
@@ -163,13 +164,20 @@ def loss_of(event: Event) -> float:
     return math.nan if loss is None else loss
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The folder itself where it is of a run, else those of the runs in it, if any, sorted by name."""
+    if (folder / RUN_FILE).exists():
+        return [folder]
+    return sorted(file.parent for file in folder.glob(f"*/{RUN_FILE}")) or [folder]
+
+
 def load(folders: Sequence[Path]) -> list[LongRun]:
     """Load the runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
     runs = []
     own = {folder.resolve(): folder for folder in reversed(folders)}
     for folder in dict.fromkeys(own[folder.resolve()] for folder in folders):
         try:
-            config = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
+            config = json.loads((folder / RUN_FILE).read_text(encoding="utf-8-sig"))["run"]
             events = tuple(read(folder))
             _check(events, folder / "metrics.jsonl")
             PRESETS[config["workload"]["model"]]
@@ -182,7 +190,7 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
             missing = f"{error.strerror}: {error.filename}"
             raise RecordError(f"{folder} holds no run of gpt2 train ({missing})") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
+            raise RecordError(f"{folder / RUN_FILE} is damaged ({type(error).__name__}: {error})") from None
         runs.append(run)
     return told_apart(runs)
 

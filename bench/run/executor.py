@@ -213,8 +213,10 @@ class Executor:
         version = self.probed.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
         # A rung that was tried finds what its try compiled, which shows how long that takes. A control
-        # compiles as its rung does: in the first round too, unless that rung finds compiled code by then.
-        found = self.options.compile_cache is not None or self.ladder.protocol.carry == "if_faster"
+        # compiles as its rung does: in the first round too, unless that rung finds compiled code by then, or
+        # time is short.
+        protocol = self.ladder.protocol
+        found = self.options.compile_cache or protocol.carry == "if_faster" or protocol.control == "last"
         kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Metrics of a run: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked for.
+"""Metrics of a run: metrics.jsonl, and TensorBoard or Weights & Biases where asked for.
 
 There is one line per event. A resumed run drops the events after the checkpoint that it resumes from. Imports
 no torch.
@@ -7,7 +7,6 @@ no torch.
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import os
 from codecs import BOM_UTF8
@@ -22,11 +21,6 @@ from gpt2.files.strict_json import dumps
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
-COLUMNS: tuple[str, ...] = (
-    "kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu",
-    "peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text",
-)  # fmt: skip
-"""Columns of metrics.csv; values that an event lacks stay empty."""
 
 
 class MetricsError(GPT2Error):
@@ -41,13 +35,9 @@ class Event:
     step: int
     values: dict[str, Any] = field(default_factory=dict)
 
-    def row(self) -> dict[str, Any]:
-        """Return the event as one flat dict, a row of metrics.csv."""
-        return {"kind": self.kind, "step": self.step, **self.values}
-
     def line(self) -> str:
         """Return the event as a line of metrics.jsonl."""
-        return f"{dumps(self.row())}\n"
+        return f"{dumps({'kind': self.kind, 'step': self.step, **self.values})}\n"
 
 
 class Sink(Protocol):
@@ -58,8 +48,8 @@ class Sink(Protocol):
     def close(self, *, failed: bool) -> None: ...
 
 
-class Files:
-    """The sink that writes metrics.jsonl and metrics.csv in a run's folder.
+class MetricsFile:
+    """The sink that writes metrics.jsonl in a run's folder.
 
     step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked:
     whether the evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier
@@ -67,62 +57,42 @@ class Files:
     """
 
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
-        self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
-        self.set_aside: list[Path] = []
-        """New paths of metrics that could not be continued: no checkpoint, damaged, or steps missing."""
+        self._path = folder / "metrics.jsonl"
+        self.set_aside: Path | None = None
+        """New path of metrics that could not be continued: they have no checkpoint, or are damaged."""
         kept = self._kept(step, looked)
         try:
-            with atomic_write(self._jsonl_path, sync=False) as file:
+            with atomic_write(self._path, sync=False) as file:
                 file.write("".join(event.line() for event in kept).encode())
-            self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
-            self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
-            self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
-            self._rows.writeheader()
-            self._rows.writerows(event.row() for event in kept)
+            self._file: IO[str] = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
 
     def _kept(self, step: int, looked: bool) -> list[Event]:
-        """Return the events up to the checkpoint; a file that cannot be continued is moved aside.
-
-        metrics.csv is, too, where metrics.jsonl lacks steps that it may have.
-        """
-        if not self._jsonl_path.exists():
-            self._put_aside(self._csv_path)
+        """Return the events up to the checkpoint; a file that cannot be continued is renamed."""
+        if not self._path.exists():
             return []
         with contextlib.suppress(MetricsError):
-            found = list(read(self._jsonl_path.parent))
+            found = list(read(self._path.parent))
             if step:
                 again = () if looked else EVALUATIONS
-                if max((event.step for event in found if event.kind == "step"), default=0) < step:
-                    self._put_aside(self._csv_path)
                 return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
             if not any(event.kind == "step" for event in found):
                 return []
-        self._put_aside(self._jsonl_path)
-        self._put_aside(self._csv_path)
-        return []
-
-    def _put_aside(self, path: Path) -> None:
-        """Rename a file to metrics-before or the like; nothing where it is missing or not a plain file."""
-        if not path.is_file() or path.is_symlink():
-            return
         numbers = ("", *(f"-{number}" for number in range(2, 1000)))
-        places = (path.with_name(f"metrics-before{number}{path.suffix}") for number in numbers)
-        self.set_aside.append(path.replace(next(place for place in places if not place.exists())))
+        places = (self._path.with_name(f"metrics-before{number}.jsonl") for number in numbers)
+        self.set_aside = self._path.replace(next(place for place in places if not place.exists()))
+        return []
 
     def write(self, event: Event) -> None:
         try:
-            self._jsonl.write(event.line())
-            self._jsonl.flush()
-            self._rows.writerow(event.row())
-            self._csv.flush()
+            self._file.write(event.line())
+            self._file.flush()
         except OSError as error:
-            raise MetricsError(f"cannot write {self._jsonl_path.parent} ({error.strerror})") from None
+            raise MetricsError(f"cannot write {self._path.parent} ({error.strerror})") from None
 
     def close(self, *, failed: bool = False) -> None:
-        self._jsonl.close()
-        self._csv.close()
+        self._file.close()
 
 
 class TensorBoard:

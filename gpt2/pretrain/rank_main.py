@@ -34,7 +34,7 @@ from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest,
 from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
-from gpt2.pretrain.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
+from gpt2.pretrain.metrics import MetricsError, MetricsFile, Sink, TensorBoard, WeightsAndBiases
 from gpt2.pretrain.session import Session, SessionOptions
 from gpt2.signals import ending
 from gpt2.terminal import denied
@@ -135,7 +135,7 @@ def _done(session: Session) -> str:
 
 def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
     """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
-    if isinstance(sink, Files):
+    if isinstance(sink, MetricsFile):
         _say(str(error))
         session.end("the metrics could not be written")
         return True
@@ -211,10 +211,10 @@ def _sinks(run: TrainingRun, session: Session, *, tensorboard: bool, wandb: bool
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
     with atomic_write(about, MetricsError) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
-    files = Files(options.folder, step, looked=not session.look_first)
+    files = MetricsFile(options.folder, step, looked=not session.look_first)
     if files.set_aside:
-        why = "have no checkpoint to go on from, lack steps before it, or are damaged"
-        _say(f"the metrics that were there {why}: now {' and '.join(map(str, files.set_aside))}")
+        why = "have no checkpoint to go on from, or are damaged"
+        _say(f"the metrics that were there {why}: now {files.set_aside}")
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(options.folder, step))

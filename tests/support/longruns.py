@@ -43,8 +43,12 @@ def events(run: TrainingRun, folder: Path, **place: Any) -> list[Event]:
 
 def learned(found: list[Event]) -> list[dict[str, Any]]:
     """What a run found of the model, without how long that took; legs left out."""
-    rows = (event.row() for event in found if event.kind != "leg")
-    return [{key: value for key, value in row.items() if key not in TIMING} for row in rows]
+    return [
+        {"kind": event.kind, "step": event.step}
+        | {key: value for key, value in event.values.items() if key not in TIMING}
+        for event in found
+        if event.kind != "leg"
+    ]
 
 
 def broken_off(run: TrainingRun, folder: Path, after: int) -> list[Event]:

@@ -81,6 +81,14 @@ def test_of_one_round_the_ceiling_is_measured_once(write_ladder) -> None:
     assert names(schedule.closing(1)) == []
 
 
+def test_where_time_is_short_the_ceiling_is_measured_once(write_ladder) -> None:
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}]"
+    ladder = load(write_ladder(rungs, ceiling_seconds=0.1, control="last"))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert names(schedule.round(1)) == ["a", "b", "b (control)", "measured ceiling"]
+    assert names(schedule.closing(3)) == []
+
+
 def test_every_kind_of_device_has_a_ceiling_of_its_own(write_ladder) -> None:
     rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {device: mps}}]"
     ladder = load(write_ladder(rungs, ceiling_seconds=0.1))

@@ -14,7 +14,7 @@ from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
 from bench.report.trainings import load, reference_lines, tables
-from gpt2.pretrain.metrics import Event, Files
+from gpt2.pretrain.metrics import Event, MetricsFile
 
 
 def step(number: int, **values: Any) -> Event:
@@ -49,7 +49,7 @@ def written(folder: Path, *events: Event, **run: Any) -> Path:
     about = {"name": folder.name, "steps": 4, "workload": {"model": "gpt2", "data": "tinyshakespeare"}}
     about |= {"toggles": {"autocast": "float32"}, **run}
     (folder / "run.json").write_text(json.dumps({"id": "1", "run": about}))
-    files = Files(folder)
+    files = MetricsFile(folder)
     for event in events:
         files.write(event)
     files.close()
