@@ -116,7 +116,7 @@ def write_ladder(tmp_path: Path):
     }
 
     def write(
-        rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float
+        rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float | str
     ) -> Path:
         path = tmp_path / "ladder.yaml"
         path.write_text(

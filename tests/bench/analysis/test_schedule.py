@@ -83,7 +83,7 @@ def test_of_one_round_the_ceiling_is_measured_once(write_ladder) -> None:
 
 def test_where_time_is_short_the_ceiling_is_measured_once(write_ladder) -> None:
     rungs = "[{name: a}, {name: b, set: {adamw: fused}}]"
-    ladder = load(write_ladder(rungs, ceiling_seconds=0.1, control="last"))
+    ladder = load(write_ladder(rungs, repeats=3, ceiling_seconds=0.1, control="last"))
     schedule = Schedule(ladder, ladder.rungs)
     assert names(schedule.round(1)) == ["a", "b", "b (control)", "measured ceiling"]
     assert names(schedule.closing(3)) == []
