@@ -24,10 +24,14 @@ def warnings(board: Scoreboard) -> list[str]:
     # Of the processes that only tried a rung no figure is shown.
     records = [record for record in board.records if record.begun and record.kind != "scout"]
     machine = board.environment
-    lines = [
-        *_grouped(records, lambda record: (*disturbances(record), *record.warnings)),
-        *ended_early(board),
-    ]
+    fastest = board.records_of(board.fastest) if board.fastest else []
+    of_fastest = {NUMBER.sub("#", line) for record in fastest for line in record.warnings}
+
+    def weighty(record: Record) -> list[str]:
+        told = [line for line in record.warnings if not fastest or NUMBER.sub("#", line) in of_fastest]
+        return [*disturbances(record), *told]
+
+    lines = [*_grouped(records, weighty), *ended_early(board)]
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
         lines.append(
@@ -38,7 +42,7 @@ def warnings(board: Scoreboard) -> list[str]:
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
     for device, rate in board.beaten.items():
         told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
-        lines.append(f"{told}, so its clock or units are others than it tells, and there is no MFU")
+        lines.append(f"{told}: that peak is wrong, so no MFU is shown; the speeds do not depend on it")
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
             lines.append(f"the measured ceiling of this {device} drifted within the run; its share is rough")
@@ -68,7 +72,12 @@ def warnings(board: Scoreboard) -> list[str]:
             lines.append(f"{where}: the allocator ran out and {retried}")
     if any(record.environment.dirty for record in records):
         lines.append(f"measured on a changed checkout of commit {machine.commit}")
-    return lines
+
+    # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
+    def mended(record: Record) -> list[str]:
+        return [line for line in record.warnings if line not in weighty(record)]
+
+    return [*lines, *_grouped(records, mended)]
 
 
 def beyond_peak(board: Scoreboard) -> list[str]:

@@ -321,9 +321,9 @@ def certainty(board: Scoreboard, best: Row) -> str:
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
         over = "" if board.swept else f" {plain(board.rows[0].rung)}"
-        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} at 95 %")
+        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval)")
     if ties := board.ties:
-        words.append(f"its lead is not sure over {listed([row.rung for row in ties])}")
+        words.append(f"perhaps no faster than {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 
@@ -333,8 +333,8 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         yield (
-            f"Noise of {whole_percent(board.delta, '±')} hides smaller differences: quieten the machine "
-            f"(bench doctor), or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
+            f"Noise hides differences below {whole_percent(board.delta)}: quieten the machine "
+            f"(bench doctor), or run on ({'--repeats 10' if board.swept else '--until 2%'})."
         )
 
 

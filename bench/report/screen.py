@@ -20,7 +20,7 @@ from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.cross_run import RungView
 from bench.analysis.row import NOT_CARRIED, Row, status_of
-from bench.analysis.run_records import measured, varying
+from bench.analysis.run_records import group_by, measured, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
 from bench.format import (
@@ -35,6 +35,7 @@ from bench.format import (
     verdict_word,
     whole_percent,
 )
+from bench.ladder.ladder import AGAIN
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.caption import (
@@ -56,6 +57,8 @@ from gpt2.config.toggles import HOST
 from gpt2.config.workload import PRESETS
 
 BAR_COLUMNS = 10
+FEW, SOME = 4, 8
+"""Numbers of rows up to which there is room to say of each what it switches on, and of the fastest."""
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
 """What a share of the limit may be of; see share_of_limit()."""
@@ -86,8 +89,8 @@ def screen(
         table=_table(board),
         findings=[*_marks(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
-        rest="bench report FILE --notes",
-        hints=[*hints, " ".join(filter(None, (keeps(board), "±: 95 % interval.", _unclear(board))))],
+        rest="--notes",
+        hints=[*hints, " ".join(filter(None, _legend(board)))],
     )
     return shown.lines(width, every_warning=notes)
 
@@ -105,8 +108,20 @@ def keeps(board: Scoreboard) -> str:
     if taken_back:
         return "A rung keeps what those above it switch on, unless it takes that back."
     if any(row.status == NOT_CARRIED for row in board.rows):
-        return "A rung keeps what those above it switch on, but for what is not carried: not faster here."
+        return "A rung keeps what the kept ones above it switch on."
     return "A rung keeps what those above it switch on."
+
+
+def _legend(board: Scoreboard) -> tuple[str, ...]:
+    """What a rung keeps, and what intervals, the noise and a verdict mean; empty where there is none."""
+    again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
+    noise = f"Noise: of the {' and the '.join(again)} rung, run again."
+    return (
+        keeps(board),
+        "±: 95 % interval.",
+        noise if again and board.delta is not None else "",
+        _unclear(board),
+    )
 
 
 def _unclear(board: Scoreboard) -> str:
@@ -114,8 +129,8 @@ def _unclear(board: Scoreboard) -> str:
     if not any(row.verdict == "unclear" for row in board.rows):
         return ""
     if board.delta is not None and board.delta > LOUD:
-        return f"unclear: not surely beyond {whole_percent(board.delta, '±')}."
-    return "unclear: both a gain and a loss are possible."
+        return f"Unclear: may be noise, not surely beyond {whole_percent(board.delta, '±')}."
+    return "Unclear: may be a gain or a loss."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -234,17 +249,18 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
     bar_of = Column[Row](
-        " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
+        " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=3
     )
     names = list(map(_value_of, swept_toggles(board)))
     columns = [
         *(names or [Column[Row]("rung", lambda row: row.rung, words=True)]),
         Column[Row]("tokens/s", lambda row: speed(row.tps)),
         *([bar_of] if bars else []),
-        _gain_column(board),
-        Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=5),
-        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4, about=_share_of(board)),
-        Column[Row]("memory", lambda row: _memory(row, board), drop=3),
+        _gain_column(board, with_interval=not bars),
+        *([Column[Row]("±", _gain_spread, drop=2)] if bars else []),
+        Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=6),
+        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=5, about=_share_of(board)),
+        Column[Row]("memory", lambda row: _memory(row, board), drop=4),
         Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
     ]
     return Table(
@@ -257,13 +273,22 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     )
 
 
-def _gain_column(board: Scoreboard) -> Column[Row]:
+def _gain_spread(row: Row) -> str:
+    return spread(row.gain) if row.gain else ""
+
+
+def _gain_column(board: Scoreboard, *, with_interval: bool) -> Column[Row]:
     title, about = "over rung before", ""
     if board.swept and "micro_batch_size" in swept_toggles(board):
         title, about = "over before", "over before: over the next smaller batch, else over the first row."
     elif board.swept:
         title = "over first row"
-    return Column(title, lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip(), about=about)
+
+    def gain(row: Row) -> str:
+        interval = _gain_spread(row) if with_interval else ""
+        return " ".join(filter(None, (_over(row.gain), interval, verdict_word(row.verdict))))
+
+    return Column(title, gain, about=about)
 
 
 def swept_toggles(board: Scoreboard) -> list[str]:
@@ -303,7 +328,7 @@ def _share_of(board: Scoreboard) -> str:
         return ""
     best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
     fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
-    return f"{CEILING}: of {fastest}; attention counts with its masked half."
+    return f"{CEILING}: counted as MFU, but of {fastest}."
 
 
 def status_words(row: Row) -> str | None:
@@ -334,7 +359,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     if best is None:
         yield from _left_out(board)
         return
-    time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
+    time = f"Training on 10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
         time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     several = len(board.sound) > 1
@@ -344,6 +369,8 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         yield f"{rung_and_speed(best)}. {time}."
     else:
         yield f"{fastest_in_words(board, best)}. {time}."
+    if not board.swept:
+        yield from _switched_on(board, best)
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
@@ -351,31 +378,47 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
         if not board.swept:
             steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {certainty(board, best)}."
-            alone = ", the only sure gain" if len(steps) == 1 else ""
-            gave = f"{'; '.join(steps)}{alone}" if steps else "no step gained surely more than the noise"
-            yield f"Gave most: {gave}."
+            if board.delta is not None:
+                yield f"Largest sure gains: {'; '.join(steps) or 'none beyond the noise'}."
     if most := limit_tps(board, best):
-        more = f"{number(most)} tokens/s, {most / best.mean_tps:.1f}x the fastest"
-        limit = f"{more}: only matmuls, causal attention and AdamW, at their best"
+        reached = f"{number(most)} tokens/s, {whole_percent(best.mean_tps / most)} reached"
+        limit = f"{reached}: only matmuls, causal attention and AdamW, at their best"
     else:
         limit = "not measured here (bench roofline)"
     yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
-        yield f"The fastest rung's step: {', '.join(spent)}."
+        yield f"The fastest rung's time: {', '.join(spent)}."
     yield from _left_out(board)
+
+
+def _switched_on(board: Scoreboard, best: Row) -> Iterator[str]:
+    """What the fastest rung changes of the first, or what each does; nothing where there are many."""
+    rows = _rows(board)
+    shown = rows[1:] if len(rows) <= FEW else [best] if len(rows) <= SOME else []
+    for row in shown:
+        changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
+        if changed and not row.external:
+            yield f"Settings of {plain(row.rung)}: {', '.join(changed)}."
 
 
 def _left_out(board: Scoreboard) -> Iterator[str]:
     """The rungs that have no row: with `carry: if_faster`, those that gained nothing or cannot run here."""
     without = [row for row in board.rows if _has_no_row(row)]
-    tried = [
-        f"{plain(row.rung)} {times(row.tried)}" if row.tried is not None else plain(row.rung)
-        for row in without
-        if row.status == NOT_CARRIED
-    ]
+    tries = group_by(without, lambda row: plain(row.rung.removesuffix(AGAIN)))
+    tried = {
+        name: [row.tried for row in rows if row.tried is not None]
+        for name, rows in tries.items()
+        if any(row.status == NOT_CARRIED for row in rows)
+    }
     if tried:
-        yield f"Tried and left out, as none was surely faster: {'; '.join(tried)}."
-    refused = [f"{plain(row.rung)} ({_why(row)})" for row in without if row.status == "unsupported"]
+        best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
+        said = [" ".join([name, ", ".join(map(times, tried[name]))]).strip() for name in best_first]
+        yield f"Tried shortly and left out, as not faster beyond the noise: {'; '.join(said)}."
+    refused = [
+        f"{name} ({_why(rows[0])})"
+        for name, rows in tries.items()
+        if all(row.status == "unsupported" for row in rows)
+    ]
     if refused:
         yield f"Cannot run here, or not on what was kept: {'; '.join(refused)}."
 
@@ -447,8 +490,10 @@ def _marks(board: Scoreboard) -> Iterator[str]:
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
     """What speaks against the figures, first what can change them most."""
-    found = [*beyond_peak(board), *ended_early(board), *noise_warnings(board), *disturbed(board)]
-    return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
+    found = [*beyond_peak(board), *ended_early(board), *noise_warnings(board)]
+    if any(record.disturbed for record in board.records if record.kind != "scout"):
+        found += disturbed(board)
+    return [plain(line) for line in dict.fromkeys([*found, *warnings(board), *disturbed(board)])]
 
 
 def bar(share: float, columns: int = BAR_COLUMNS) -> str:

@@ -492,7 +492,7 @@ def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     assert (
         "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x" in text
     )
-    assert "Warning: Noise of ±28 % hides smaller differences: quieten the machine" in to_markdown(
+    assert "Warning: Noise hides differences below 28 %: quieten the machine" in to_markdown(
         noisy((1.1, 0.9, 1.0))
     )
     assert noisy((1.1, 0.9, 1.0)).rows[1].verdict == "unclear"
@@ -843,12 +843,17 @@ def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
 
 def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_faster_for_sure() -> None:
     sure = to_markdown(rounds_of((100, 200, 100), (100, 202, 101), (100, 198, 100)))
-    assert "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: 1.95x to 2.05x baseline at 95 %." in sure
+    assert (
+        "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: 1.95x to 2.05x baseline (95 % interval)." in sure
+    )
     once = to_markdown(rounds_of((100, 200, 100)))
     assert "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: not at all yet; it takes 3 rounds and" in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
-    assert "Fastest: b, 144 tokens/s, 1.44x baseline. How sure: 0.14x to 14.88x baseline at 95 %; " in unsure
-    assert "; its lead is not sure over baseline." in unsure
+    assert (
+        "Fastest: b, 144 tokens/s, 1.44x baseline. How sure: 0.14x to 14.88x baseline (95 % interval); "
+        in unsure
+    )
+    assert "; perhaps no faster than baseline." in unsure
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
@@ -911,7 +916,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
     assert [row.rung for row in board.ties] == ["b"]
     assert "Fastest: c, 201 tokens/s, 2.01x baseline. How sure: " in to_markdown(board)
-    assert " at 95 %; its lead is not sure over b." in to_markdown(board)
+    assert " (95 % interval); perhaps no faster than b." in to_markdown(board)
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
@@ -950,10 +955,10 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
 def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
     far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
     assert "Fastest: b, 2,098 tokens/s, 20.98x baseline. How sure: " in far
-    assert "its lead is not sure" not in far
+    assert "perhaps no faster" not in far
     near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
     assert "Fastest: b, " in near
-    assert "; its lead is not sure over baseline." in near
+    assert "; perhaps no faster than baseline." in near
 
 
 def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
