@@ -223,6 +223,9 @@ def scoreboard(
                 loss_step=loss_step,
             )
         )
+    # Of a ladder of several devices the last one's; a machine whose figures do not count is not the run's.
+    counted = [rung[-1] for rung, row in zip(rungs, rows, strict=True) if row.status != "not_comparable"]
+    measured_on = counted[-1] if counted else rungs[0][0]
     return Scoreboard(
         ladder=records[0].ladder,
         rows=tuple(rows),
@@ -234,7 +237,7 @@ def scoreboard(
         peaks=peaks,
         beaten=beaten,
         loss_step=loss_step,
-        environment=rungs[-1][-1].environment,
+        environment=measured_on.environment,
         rounds=max(
             (r.repetition for r in records if r.status != "interrupted" and r.kind != "scout"), default=1
         ),

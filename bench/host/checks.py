@@ -66,7 +66,7 @@ def governor(root: Path) -> Diagnosis:
 def installed() -> list[Diagnosis]:
     """Check for software without which some rungs on a CPU are not supported; for information."""
     moved = replacement_temp_folder()
-    where = f"has blanks or quotes; compiled code goes to {moved}"
+    where = f"has blanks or quotes, or is mounted with noexec; compiled code goes to {moved}"
     return [Diagnosis(name="TMPDIR", value=where)] * bool(moved) + [
         Diagnosis(name=name, value="missing" if missing else "present", advice=missing or "")
         for name, missing in (

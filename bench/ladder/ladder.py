@@ -162,8 +162,9 @@ class Ladder:
 
     @property
     def file_name(self) -> str:
-        """First part of a results file's name, which file systems limit to 255 bytes."""
-        return re.sub(r"[^\w.-]+", "-", self.name).encode()[:MOST_FILE_NAME].decode(errors="ignore")
+        """First part of a results file's name, of which 255 bytes are allowed, and which no dot hides."""
+        name = re.sub(r"[^\w.-]+", "-", self.name)
+        return re.sub(r"^\.+", "-", name).encode()[:MOST_FILE_NAME].decode(errors="ignore")
 
     def written_for_another(self, chip: str) -> str | None:
         """Return a note if `chip`, by its own name, is not the ladder's; else None."""

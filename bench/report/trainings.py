@@ -97,16 +97,16 @@ SMOOTHED = 20
 
 
 NUMBER, TEXT = (int, float), (str,)
-NUMBER_OR_NULL = (*NUMBER, NoneType)
+NUMBER_OR_NULL, TEXT_OR_NULL = (*NUMBER, NoneType), (*TEXT, NoneType)
 NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
     "step": {
         **dict.fromkeys(("tokens", "seconds", "tps", "wait_seconds"), NUMBER),
-        **dict.fromkeys(("loss", "mfu", "peak_memory_bytes", "elapsed_seconds"), NUMBER_OR_NULL),
+        **dict.fromkeys(("loss", "mfu", "peak_memory_bytes"), NUMBER_OR_NULL),
     },
     "val": {"loss": NUMBER_OR_NULL, "corpus": TEXT},
     "hellaswag": {"style": TEXT, "acc": NUMBER, "acc_norm": NUMBER, "examples": NUMBER},
     "sample": {"prompt": TEXT, "text": TEXT},
-    "leg": {"devices": NUMBER, "chip": TEXT},
+    "leg": {"devices": NUMBER, "chip": TEXT, "commit": TEXT_OR_NULL},
 }
 """For each kind of event the values that are shown, and what they must be."""
 
@@ -198,7 +198,7 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
 def _check(events: Sequence[Event], path: Path) -> None:
     """Raise RecordError where an event lacks a value that is shown."""
     for event in events:
-        for key, types in NEEDED.get(event.kind, {}).items():
+        for key, types in {"elapsed_seconds": NUMBER_OR_NULL, **NEEDED.get(event.kind, {})}.items():
             value = event.values.get(key)
             if not isinstance(value, types) or isinstance(value, bool):
                 where = f"{key!r} of the {event.kind!r} at step {event.step}"

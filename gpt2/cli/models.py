@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpt2.evals.hellaswag import Style
     from gpt2.evals.validation_loss import Autocast
     from gpt2.model.model import GPT2
+    from gpt2.pretrain.checkpoint import Saved
 
 Model = Annotated[
     Path, Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
@@ -65,11 +66,16 @@ def evaluate(
     try:
         config, plain, chip, casts = _open(model, device, autocast)
         how: dict[str, Any] = {"device": chip, "autocast": casts, "batch_size": batch_size}
-        learnt = _learnt_from(model)
+        saved = _saved(model)
+        trained = saved is not None and bool(saved.data)
+        learnt = f"; trained on {saved.tokens:,} tokens of {saved.data['name']}" if saved and trained else ""
         if hellaswag or hellaswag_file:
             _reads_text(model, config)
         if val_corpus is not None:
-            corpus = validation_shards(val_corpus, config.vocab_size)
+            seed = saved.run["workload"]["seed"] if saved and saved.run else 0
+            corpus = validation_shards(val_corpus, config.vocab_size, seed)
+            if saved and saved.data.get("sha256") == corpus.sha256:
+                typer.echo(f"gpt2: {val_corpus} holds the very tokens that {model} was trained on", err=True)
             if isinstance(corpus, Shards) and corpus.is_text and (other := _other_vocabulary(model)):
                 own = "give a folder of its own tokens"
                 fail(f"{model} {other}, and {val_corpus} holds GPT-2's tokens; {own}")
@@ -260,21 +266,19 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
 def _other_vocabulary(path: Path) -> str | None:
     """Return how it is known that a model learnt another vocabulary than GPT-2's; None where it is not."""
     from gpt2.data.tokenizer_files import other_vocabulary
-    from gpt2.pretrain.checkpoint import read
 
-    if kept := _checkpoint(path):
-        return "was imported with a vocabulary that is not GPT-2's" if read(kept).other_vocabulary else None
+    if saved := _saved(path):
+        return "was imported with a vocabulary that is not GPT-2's" if saved.other_vocabulary else None
     tokenizer = other_vocabulary(_folder(path))
     return f"has a vocabulary that is not GPT-2's: see {tokenizer}" if tokenizer else None
 
 
-def _learnt_from(path: Path) -> str:
-    """Return the tokens and corpus that a checkpoint learnt from, as text; empty for other models."""
+def _saved(path: Path) -> Saved | None:
+    """Return the facts of a checkpoint, or of a run's newest one; None of other models."""
     from gpt2.pretrain.checkpoint import read
 
     kept = _checkpoint(path)
-    saved = read(kept) if kept else None
-    return f"; trained on {saved.tokens:,} tokens of {saved.data['name']}" if saved and saved.data else ""
+    return read(kept) if kept else None
 
 
 def _open(

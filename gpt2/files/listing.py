@@ -78,11 +78,12 @@ def hidden(name: str) -> bool:
 def files_below(folder: Path) -> list[Path]:
     """Return all files in a folder and its subfolders, sorted by path, without hidden ones.
 
-    Links are followed; a file or folder that can be reached in several ways is listed once, under its first
-    path. Raises DataError where a folder cannot be read, or a link is dangling.
+    Links are followed; a file or folder that can be reached in several ways, hard links included, is listed
+    once, under its first path. Raises DataError where a folder cannot be read, or a link is dangling.
     """
     found: list[Path] = []
-    seen = {folder.resolve()}
+    seen = set[tuple[int, int]]()
+    _first(folder, seen)
     for at, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         folders[:] = [name for name in sorted(folders) if not hidden(name) and _first(Path(at, name), seen)]
         found += [Path(at, name) for name in files if not hidden(name)]
@@ -91,18 +92,22 @@ def files_below(folder: Path) -> list[Path]:
 
 def files_in(folder: Path) -> list[Path]:
     """Return the files of the folder itself, without subfolders, by the rules of files_below()."""
-    seen: set[Path] = set()
+    seen = set[tuple[int, int]]()
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
     files_first = sorted(found, key=Path.is_symlink)  # a file before a link to it
     return sorted(path for path in files_first if _first(path, seen))
 
 
-def _first(path: Path, seen: set[Path]) -> bool:
-    real = path.resolve()
-    if real in seen:
-        return False
-    seen.add(real)
-    return True
+def _first(path: Path, seen: set[tuple[int, int]]) -> bool:
+    """Whether no path to the same file or folder, by device and inode, was met before."""
+    try:
+        about = path.stat()
+    except OSError as error:
+        _refuse(error)
+        raise
+    before = len(seen)
+    seen.add((about.st_dev, about.st_ino))
+    return len(seen) > before
 
 
 def is_file(path: Path) -> bool:

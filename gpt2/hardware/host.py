@@ -80,10 +80,15 @@ def temp_folder() -> Path | None:
     None where there is no other.
     """
     usual = Path(tempfile.gettempdir())
-    if not SPLITS_WORDS.search(str(usual)):
+    if not SPLITS_WORDS.search(str(usual)) and runs_programs(usual):
         return usual
-    others = [Path("/tmp"), Path("/var/tmp")]
-    return next((each for each in others if each.is_dir() and os.access(each, os.W_OK | os.X_OK)), None)
+    others = [each for each in (Path("/tmp"), Path("/var/tmp")) if each.is_dir() and runs_programs(each)]
+    return next((each for each in others if os.access(each, os.W_OK | os.X_OK)), None)
+
+
+def runs_programs(folder: Path) -> bool:
+    """Whether a library in the folder can be loaded: not where its disk is mounted with noexec."""
+    return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
 def replacement_temp_folder() -> Path | None:
@@ -111,7 +116,7 @@ def missing_compiler() -> str | None:
     """Return why torch.compile cannot make CPU code here (compiler, folders, Python's headers), or None."""
     if missing := missing_cxx():
         return missing
-    plain = "a folder without blanks or quotes"
+    plain = "a folder without blanks or quotes, on a disk that is not mounted with noexec"
     if temp_folder() is None:
         return f"torch.compile cannot compile in {tempfile.gettempdir()!r}; set TMPDIR to {plain}"
     torch = find_spec("torch")

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpt2.config.workload import GPT2Config
 from gpt2.errors import GPT2Error
-from gpt2.files.atomic import leftovers
+from gpt2.files.atomic import leftovers, new_folder
 from gpt2.files.listing import hidden, name_problem, printable
 from gpt2.files.strict_json import dumps
 
@@ -171,9 +171,10 @@ def read(folder: Path) -> Saved:
 
 
 def seal(part: Path, folder: Path, saved: Saved, *, replace: bool) -> None:
-    """Turn the folder `part` into the checkpoint `folder` in one rename.
+    """Turn the folder `part` into the checkpoint `folder`.
 
-    replace: whether it takes the place of one of that name. Raises OSError.
+    replace: whether it takes the place of one of that name, which is removed last: what is there before is
+    lost only once the new one is in place (see recover()). Raises OSError.
     """
     sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir()) if not hidden(each.name)}
     content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
@@ -181,13 +182,34 @@ def seal(part: Path, folder: Path, saved: Saved, *, replace: bool) -> None:
         file.write(dumps(content, indent=1))
         file.flush()
         os.fsync(file.fileno())
-    if replace:
-        shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    before = new_folder(folder) if replace and folder.exists() else None
+    if before:
+        folder.rename(before)  # an empty folder's place may be taken
+    try:
+        part.rename(folder)
+    except OSError:
+        if before:
+            before.rename(folder)
+        raise
+    if before:
+        shutil.rmtree(before, ignore_errors=True)
     with contextlib.suppress(OSError):  # makes the rename survive a power failure; not every file system can
         handle = os.open(folder.parent, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
+
+
+def recover(root: Path) -> None:
+    """Give whole checkpoints their names that were killed before they had one, unless another has that name.
+
+    Raises OSError.
+    """
+    for part in leftovers(root, STEP.pattern) if root.is_dir() else []:
+        folder = part.with_name(part.name.rpartition("-")[0])
+        if not folder.exists():
+            with contextlib.suppress(CheckpointError):  # it is not whole
+                read(part)
+                part.rename(folder)
 
 
 def prune(root: Path, keep: int) -> None:

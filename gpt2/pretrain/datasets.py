@@ -198,10 +198,13 @@ def _how_to_prepare(path: Path) -> str:
     return f"run gpt2 prepare {shlex.quote(str(path))}"
 
 
-def validation_shards(name: str, vocab_size: int) -> Corpus:
-    """Open the validation shards of a prepared corpus, given by name or folder. Raises DataError."""
+def validation_shards(name: str, vocab_size: int, trained_seed: int) -> Corpus:
+    """Open the validation shards of a prepared corpus, given by name or folder. Raises DataError.
+
+    trained_seed: that of the training, whose generated corpus is another than this one.
+    """
     if name == GENERATED:
-        return open_corpus(name, vocab_size=vocab_size, seed=1)
+        return open_corpus(name, vocab_size=vocab_size, seed=trained_seed + 1)
     folder = _named(name)
     if folder is None and Path(os.path.expanduser(name)).exists():
         raise DataError(f"{name} is no folder of shards; {_how_to_prepare(Path(name))}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -165,7 +166,7 @@ def read(folder: Path) -> Iterator[Event]:
             continue
         try:
             row = json.loads(line.decode())
-            event = Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
+            event = Event(kind=row.pop("kind"), step=operator.index(row.pop("step")), values=row)
         except (ValueError, KeyError, AttributeError, TypeError):
             if number == len(lines):  # incomplete
                 return

@@ -26,7 +26,17 @@ from gpt2.files.cache import DataError
 from gpt2.prefetch import Waiting
 from gpt2.pretrain import checkpoint_tensors
 from gpt2.pretrain.anomaly import Guard, TrainingStopped
-from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
+from gpt2.pretrain.checkpoint import (
+    CheckpointError,
+    Saved,
+    Shape,
+    folders,
+    newest,
+    prune,
+    read,
+    recover,
+    step_folder,
+)
 from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.datasets import Data, Source, open_data
 from gpt2.pretrain.evaluations import CutShort, Evaluations
@@ -74,6 +84,8 @@ class Session(Iterator[Event]):
     def __init__(self, run: TrainingRun, options: SessionOptions, device: Device) -> None:
         self.run, self.options, self.device = run, options, device
         self._begun = time.monotonic()
+        if options.resume and distributed.rank() == 0:
+            recover(options.checkpoints)
         found = folders(options.checkpoints) if options.resume else []
         # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = distributed.gather(found[-1] if found else None, run.toggles.processes)[0]

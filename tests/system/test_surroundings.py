@@ -268,6 +268,17 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
     assert f"cannot compile in {str(tmp_path / name)!r}" in (missing_compiler() or "")
 
 
+def test_compilers_work_in_another_folder_where_the_usual_one_runs_no_programs(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host.tempfile, "tempdir", str(small_disk))
+    assert temp_folder() == small_disk
+    subprocess.run(["mount", "-o", "remount,noexec", str(small_disk)], check=True)
+    folder = temp_folder()
+    assert folder not in (None, small_disk)
+    assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
+
+
 @pytest.mark.parametrize("name", ["plain", "größe", "semi;colon", "dollar$"])
 def test_a_folder_that_torch_can_quote_is_taken(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

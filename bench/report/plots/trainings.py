@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.report.plots.style import COLOURS, NEITHER, draw_on_both_papers, legend_label
-from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
+from bench.report.trainings import SMOOTHED, LongRun, loss_of, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
 
@@ -27,8 +28,9 @@ def losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         for kind in ("step", "val"):
             events = run.of(kind)
-            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in events]
-            values = pd.Series([event.values["loss"] for event in events], dtype=float)
+            seconds = [event.values.get("elapsed_seconds") or math.nan for event in events]
+            x = [each / unit for each in seconds] if by_time else [event.step for event in events]
+            values = pd.Series([loss_of(event) for event in events], dtype=float)
             if kind == "step":
                 smooth = values.rolling(SMOOTHED, min_periods=1).mean()
                 axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))

@@ -97,7 +97,8 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
                 yield from repeat({}, rows)
             else:
                 parts = parquet.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False)
-                texts = chain.from_iterable(part.column(0).to_pylist() for part in parts)
+                # Of a group `a` that holds a column `b`, a.b is taken too.
+                texts = chain.from_iterable(part.column(column).to_pylist() for part in parts)
                 for number, text in enumerate(texts, before + 1):
                     yield {"text": text, "where": f"{file}, row {number}"}
             skip, before = max(0, skip - rows), before + rows

@@ -331,7 +331,8 @@ def _has_kind(name: str) -> bool:
 
 
 def _kind(name: str, files: Sequence[str]) -> str:
-    names = [file.split("?")[0].lower() for file in files]
+    # A query may follow the name in an address; in a file's own name a question mark is one.
+    names = [(file if _is_local(file) else file.partition("?")[0]).lower() for file in files]
     kinds = {kind for each in names for suffix, kind in FILE_KINDS.items() if each.endswith(suffix)}
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"

@@ -177,6 +177,13 @@ def test_a_rung_of_other_software_or_another_machine_is_not_compared(environment
     assert row.tps is not None
 
 
+def test_a_run_is_said_to_be_of_the_machine_whose_figures_count() -> None:
+    other = MACHINE.model_copy(update={"device_count": MACHINE.device_count - 1, "chip": "NVIDIA H200"})
+    board = scoreboard([record(), record("b", 1, environment=other)])
+    assert board.rows[1].status == "not_comparable"
+    assert board.environment.machine == MACHINE.machine
+
+
 def test_rungs_of_several_devices_of_one_machine_compare() -> None:
     cpu = MACHINE.model_copy(update={"chip": "Some CPU", "device_count": 8})
     first = record(toggles=Toggles(), environment=cpu)

@@ -5,6 +5,7 @@ import pytest
 from places import ROOT
 
 from bench.ladder.ladder import LadderError, load
+from bench.records.record import results_files
 from gpt2.config.toggles import Toggles
 
 
@@ -230,6 +231,14 @@ def test_a_long_name_in_another_script_still_makes_a_file_s_name(write_ladder) -
     named = replace(load(write_ladder("[{name: a}]")), name="梯" * 90)
     assert 0 < len(named.file_name.encode()) <= 160
     assert set(named.file_name) == {"梯"}
+
+
+@pytest.mark.parametrize("name", [".", "..", ".mine", "...a.b"])
+def test_no_name_of_a_ladder_hides_its_results_file(name: str, write_ladder, tmp_path: Path) -> None:
+    made = replace(load(write_ladder("[{name: a}]")), name=name).file_name
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / f"{made}-20261127T000000Z.jsonl").write_text("")
+    assert results_files(tmp_path / "results", f"{made}-") != []
 
 
 def test_what_a_rung_changes_is_read_from_its_toggles_not_from_the_file(write_ladder) -> None:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
-from bench.report.trainings import load, reference_lines, tables
+from bench.report.trainings import load, reference_lines, runs_in, tables
 from gpt2.pretrain.metrics import Event, MetricsFile
 
 
@@ -259,6 +259,9 @@ def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
         '{"kind": "step", "step": 1, "tokens": 1, "loss": 1, "seconds": 1, "tps": null, "wait_seconds": 0}',
         '{"kind": "step", "step": 1, "tokens": 1, "loss": 1, "seconds": 1, "tps": "5", "wait_seconds": 0}',
         '{"kind": "leg", "step": 0, "devices": 8}',
+        '{"kind": "leg", "step": 0, "devices": 8, "chip": "H100", "commit": 308040}',
+        '{"kind": "note", "step": 0, "elapsed_seconds": "12.3"}',
+        '{"kind": "val", "step": {}, "loss": 1, "corpus": "a"}',
         '{"kind": "val", "step": 0, "loss": "low", "corpus": "a"}',
         "[]",
         "7",
@@ -284,6 +287,26 @@ def test_a_step_whose_loss_was_taken_out_has_none(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text(lines)
     (loss,) = load([run])[0].losses
     assert math.isnan(loss)
+
+
+def test_a_step_without_loss_or_time_is_left_out_of_pictures(tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, *map(step, range(1, 5)))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    del lines[2]["loss"], lines[3]["elapsed_seconds"]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = CliRunner().invoke(app, ["trainings", str(run), "--plots", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out" / "plots" / "trainings-loss-by-time.svg").exists()
+
+
+def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    one = written(tmp_path / "runs" / "one", LEG, step(1))
+    two = written(tmp_path / "runs" / "two", LEG, step(1))
+    (tmp_path / "runs" / "notes").mkdir()
+    assert runs_in(tmp_path / "runs") == [one, two]
+    assert runs_in(one) == [one]
+    assert runs_in(tmp_path / "runs" / "notes") == [tmp_path / "runs" / "notes"]
 
 
 @pytest.mark.parametrize("lacking", ["name", "steps"])

@@ -188,6 +188,15 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     assert completion.endswith(f"of 6 examples{learnt}")
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_on_generated_tokens_is_judged_on_others(seed: int, tmp_path: Path) -> None:
+    few = [*SMALL, *FEW, "--set", f"workload.seed={seed}", "--set", "workload.model=tiny"]
+    few += ["--set", "workload.data=synthetic", "--set", "evaluation.sample_every=0"]
+    done("train", "mini-shakespeare", "--out", tmp_path / "run", *few)
+    _, said = done("eval", tmp_path / "run", "--val-corpus", "synthetic", "--val-tokens", "512")
+    assert "the very tokens" not in said
+
+
 @pytest.mark.slow
 def test_a_corpus_given_by_its_folder_goes_by_its_own_name(trained: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line {n} of a corpus of our own, for nobody else"}) for n in range(400)]

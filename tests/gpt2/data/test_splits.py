@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,6 +98,13 @@ FOLDERS = {  # what is trained on, what is for validation, and what is for neith
     "a whole beside its parts": (["train.bin"], ["val.bin"], ["all.bin"]),
     "copies of another system's": (["train.bin"], ["val.bin"], ["._train.bin", ".hidden.bin"]),
 }
+
+
+@pytest.mark.parametrize("link", [Path.hardlink_to, Path.symlink_to])
+def test_a_link_to_a_shard_is_no_second_shard(link: Any, tmp_path: Path) -> None:
+    shard(tmp_path / "train_0.bin", TRAINING)
+    link(tmp_path / "train_1.bin", tmp_path / "train_0.bin")
+    assert open_corpus("mine", vocab_size=V, path=tmp_path).tokens == 600
 
 
 @pytest.mark.parametrize("kind", FOLDERS)

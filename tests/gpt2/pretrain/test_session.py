@@ -34,7 +34,7 @@ from gpt2.model.model import build
 from gpt2.pretrain import checkpoint_tensors, rank_main
 from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
-from gpt2.pretrain.checkpoint import CheckpointError, folders, read
+from gpt2.pretrain.checkpoint import CheckpointError, folders, read, seal
 from gpt2.pretrain.config import TrainingRun, load
 from gpt2.pretrain.datasets import Source, open_data
 from gpt2.pretrain.metrics import Event, Kind, MetricsError, MetricsFile, TensorBoard
@@ -425,6 +425,46 @@ def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
     (kept,) = [read(each) for each in folders(tmp_path / "parts/checkpoints") if read(each).step == step]
     assert (kept.looked, kept.val_loss) == (False, None)
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
+
+
+def test_a_checkpoint_is_gone_on_from_that_a_killed_process_was_putting_in_its_place(tmp_path: Path) -> None:
+    run = tiny_run(steps=6)
+    whole = learned(events(run, tmp_path / "whole"))
+    first = learned(broken_off(run, tmp_path / "parts", 6))
+    kept = folders(tmp_path / "parts/checkpoints")[-1]
+    torn = kept.with_name(f"{kept.name}-00000000.part")
+    torn.mkdir()  # of the one that is to come, which is not whole
+    kept.rename(kept.with_name(f"{kept.name}-0123abcd.part"))
+    assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
+    assert read(kept).looked
+    assert not [each for each in kept.parent.iterdir() if each.suffix == ".part"]
+
+
+def test_a_checkpoint_that_holds_what_cannot_be_removed_is_replaced_all_the_same(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    run = tiny_run(steps=6)
+    broken_off(run, tmp_path / "parts", 6)
+    kept = folders(tmp_path / "parts/checkpoints")[-1]
+    (kept / "export").mkdir()
+    mounted = ["mount", "--bind", str(small_disk), str(kept / "export")]
+    subprocess.run(mounted, check=True)
+    try:
+        events(run, tmp_path / "parts", resume=True)
+        assert read(folders(tmp_path / "parts/checkpoints")[-1]).looked
+    finally:
+        for place in (tmp_path / "parts/checkpoints").glob("*/export"):
+            subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_checkpoint_whose_place_cannot_be_taken_leaves_the_one_before(tmp_path: Path) -> None:
+    run = tiny_run(steps=6)
+    broken_off(run, tmp_path / "parts", 6)
+    kept = folders(tmp_path / "parts/checkpoints")[-1]
+    with pytest.raises(FileNotFoundError):
+        seal(tmp_path / "parts/checkpoints/not-there", kept, read(kept), replace=True)
+    assert read(kept).step == 6
+    assert not [each for each in kept.parent.iterdir() if each.suffix == ".part"]
 
 
 def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_resumed(

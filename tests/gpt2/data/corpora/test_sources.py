@@ -478,6 +478,31 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         list(open_documents(str(tmp_path / "a.txt")))
 
 
+def test_a_question_mark_in_a_file_s_name_is_part_of_the_name(tmp_path: Path) -> None:
+    (tmp_path / "Who am I?.jsonl").write_text(GOOD)
+    assert texts(open_documents(str(tmp_path))) == texts(open_documents(str(tmp_path / "Who am I?.jsonl")))
+    (tmp_path / "Is it?.txt").write_text("a")
+    assert texts(open_documents(str(tmp_path / "Is it?.txt"))) == ["a"]
+    with pytest.raises(DataError, match="a mixture of json and text"):
+        open_documents(str(tmp_path))
+
+
+@pytest.mark.parametrize("names", [("a", "a.b"), ("a.b", "a")])
+def test_a_column_is_not_taken_for_that_of_a_group(names: tuple[str, str], tmp_path: Path) -> None:
+    columns = {"a": [{"b": "of a group"}], "a.b": ["a text"]}
+    table = pyarrow.table({name: columns[name] for name in names})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert texts(open_documents(str(tmp_path / "a.parquet"), text_column="a.b")) == ["a text"]
+
+
+def test_a_hard_link_to_a_text_is_no_second_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").hardlink_to(tmp_path / "a.txt")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "c.txt").hardlink_to(tmp_path / "a.txt")
+    assert texts(open_documents(str(tmp_path))) == ["a"]
+
+
 def test_a_folder_of_several_kinds_or_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"the folder holds no file of \.txt, "):
         open_documents(str(tmp_path))
