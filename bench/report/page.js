@@ -198,7 +198,7 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Point at a bar for its figures; choose it for all that is known of its rung.";
+  at("said").textContent = "Point at a bar, or tap it, for its figures; choose it for all that is known of its rung.";
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
@@ -304,7 +304,7 @@ function trainers() {
   const chartPlace = document.createElement("div");
   const rows = run.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
   place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${run.ours ? ` (${run.ours})` : ""}.`, "small"), chartPlace);
-  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : "bar"})),
+  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer || row.sound ? (row.other_trainer ? "other" : "bar") : "failed"})),
     {unit: "tokens per second", label: `Tokens per second of trainers in ${run.title}`});
 }
 
@@ -364,6 +364,7 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     toTab(next.id.slice(4));
   });
 }
+window.addEventListener("hashchange", () => { if (location.hash.slice(1) in TABS) show(location.hash.slice(1)); });
 at("run")?.addEventListener("change", (event) => choose(Number(event.target.value)));
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
 at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));

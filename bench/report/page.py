@@ -48,6 +48,7 @@ from bench.report.screen import (
     keeps,
     limit_tps,
     machine_titles,
+    marks,
     model_title_of,
     share_of_limit,
     status_words,
@@ -131,7 +132,9 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "keeps": keeps(board) or _values(board),
         "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
-        "findings": [plain(line) for line in findings(board, price_per_hour)],
+        "findings": [
+            plain(line) for line in (*marks(board), *findings(board, price_per_hour, settings=True))
+        ],
         "warnings": [plain(line) for line in warnings_by_weight(board)],
         "rows": [_row(board, row, peers.get(row.index)) for row in board.rows],
         "ours": plain(f"{ours.row.rung}, {ours.row.tokens_per_step or 0:,} tokens per step")

@@ -87,7 +87,7 @@ def screen(
         answer=answer,
         about=about,
         table=_table(board),
-        findings=[*_marks(board), *findings(board, price_per_hour)],
+        findings=[*marks(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
         rest="--notes",
         hints=[*hints, " ".join(filter(None, _legend(board)))],
@@ -108,7 +108,7 @@ def keeps(board: Scoreboard) -> str:
     if taken_back:
         return "A rung keeps what those above it switch on, unless it takes that back."
     if any(row.status == NOT_CARRIED for row in board.rows):
-        return "A rung keeps what the kept ones above it switch on."
+        return "A rung was kept if surely faster in a short try on those kept before; then measured anew."
     return "A rung keeps what those above it switch on."
 
 
@@ -136,7 +136,7 @@ def _unclear(board: Scoreboard) -> str:
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
     """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
-    said = [*_marks(board), *findings(board, price_per_hour)]
+    said = [*marks(board), *findings(board, price_per_hour, settings=True)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
     return table.to_markdown(level)
@@ -351,8 +351,13 @@ def _why(row: Row) -> str:
     return plain((row.error or "").strip().partition("\n")[0])
 
 
-def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
-    """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on."""
+def findings(
+    board: Scoreboard, price_per_hour: float | None = None, *, settings: bool = False
+) -> Iterator[str]:
+    """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on.
+
+    settings: whether those of the fastest rung are told where the rows are many, too.
+    """
     if not board.swept:
         yield from largest_batches(board)
     best = board.fastest
@@ -370,7 +375,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
     else:
         yield f"{fastest_in_words(board, best)}. {time}."
     if not board.swept:
-        yield from _switched_on(board, best)
+        yield from _switched_on(board, best, settings=settings)
     if several:
         if alike := fastest_of_first_step(board, best):
             over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
@@ -382,19 +387,20 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
                 yield f"Largest sure gains: {'; '.join(steps) or 'none beyond the noise'}."
     if most := limit_tps(board, best):
         reached = f"{number(most)} tokens/s, {whole_percent(best.mean_tps / most)} reached"
-        limit = f"{reached}: only matmuls, causal attention and AdamW, at their best"
+        limit = f"{reached}: only matmuls, attention and AdamW"
     else:
         limit = "not measured here (bench roofline)"
-    yield f"Limit: {limit}."
+    where = f" at {best.tokens_per_step:,} tokens per step" if most and other_step(best, board) else ""
+    yield f"Limit{where}: {limit}."
     if spent := _most_spent(board, best):
         yield f"The fastest rung's time: {', '.join(spent)}."
     yield from _left_out(board)
 
 
-def _switched_on(board: Scoreboard, best: Row) -> Iterator[str]:
-    """What the fastest rung changes of the first, or what each does; nothing where there are many."""
+def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[str]:
+    """What the fastest rung changes of the first; of few rows, what each does."""
     rows = _rows(board)
-    shown = rows[1:] if len(rows) <= FEW else [best] if len(rows) <= SOME else []
+    shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
         changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
         if changed and not row.external:
@@ -412,7 +418,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     }
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
-        said = [" ".join([name, ", ".join(map(times, tried[name]))]).strip() for name in best_first]
+        said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried shortly and left out, as not faster beyond the noise: {'; '.join(said)}."
     refused = [
         f"{name} ({_why(rows[0])})"
@@ -475,16 +481,16 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     ]
 
 
-def _marks(board: Scoreboard) -> Iterator[str]:
+def marks(board: Scoreboard) -> Iterator[str]:
     """What the marks behind rows mean."""
-    marks = "".join(mark(row, board) for row in _rows(board))
-    if "†" in marks:
+    shown = "".join(mark(row, board) for row in _rows(board))
+    if "†" in shown:
         others = dict.fromkeys(row.tokens_per_step for row in _rows(board) if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
         yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: another training."
-    if "*" in marks:
+    if "*" in shown:
         yield "* Changes the maths: another training, never called the fastest."
-    if "!" in marks:
+    if "!" in shown:
         yield "! A warning is about it; never called the fastest."
 
 

@@ -161,28 +161,24 @@ class Session(Iterator[Event]):
         yield from self._told()
         look = self.look_first
         keep = look and self.resumed_from is not None  # rewrites the checkpoint with its evaluations
-        while True:
-            step = training.number
-            if look and not self.ended_early:
-                try:
+        try:
+            while True:
+                step = training.number
+                if look and not self.ended_early:
                     yield from self._look(step)
-                except DataError:
-                    self._rescue()
-                    raise
-            if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
-                self._keep()
-            if step >= run.steps or self.ended_early:
-                return
-            try:
+                if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
+                    self._keep()
+                if step >= run.steps or self.ended_early:
+                    return
                 yield self._step()
-            except DataError:
-                self._rescue()
-                raise
-            except TrainingStopped as stopped:
-                yield Event(kind="note", step=training.number, values={"text": str(stopped)})
-                raise
-            yield from self._told()
-            look = keep = True
+                yield from self._told()
+                look = keep = True
+        except DataError:
+            self._rescue()
+            raise
+        except TrainingStopped as stopped:
+            yield Event(kind="note", step=training.number, values={"text": str(stopped)})
+            raise
 
     def _told(self) -> Iterator[Event]:
         while self._notes:

@@ -34,7 +34,7 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     """Subtitle of a picture: ladder, model, machine, torch and rounds."""
     machine = board.environment
     rounds = plural(board.rounds, "round")
-    rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
+    rounds += ", whiskers: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
     what = f"{board.ladder}: {board.workload['model']} on {style.shortened(machine.machine, 40)}"
     return f"{what}, torch {machine.torch}; {rounds}"
 
@@ -52,7 +52,7 @@ def finding(board: Scoreboard) -> str:
         return f"No rung is sound on {where}"
     if (over := board.over_first(best)) is None:
         return f"{number(best.mean_tps)} tokens/s on {where}"
-    whole = f"{over.value:.1f}x on {where}"
+    whole = f"{times(over.value)} on {where}"
     if board.swept:
         return f"{whole}: fastest with {style.shortened(best.rung, 60)}"
     if gained := most_gained(board):

@@ -105,6 +105,6 @@ def test_an_installed_wheel_runs_quick_and_a_ladder_by_its_name_from_an_empty_fo
     options = [part for value in small for part in ("--set", value)]
     assert set(rungs("quick", "--minutes", "0.5", *options)) == {
         "plain",
-        "what most switch on",
+        "usual settings",
         "best known",
     }

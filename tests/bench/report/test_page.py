@@ -249,7 +249,7 @@ def test_closing_a_rungs_detail_leads_back_to_its_bar_even_after_the_window_was_
     bar = shown.locator("#climbed [role=button]").nth(1)
     bar.click()
     shown.set_viewport_size({"width": 800, "height": 700})
-    shown.wait_for_function("document.querySelector('#climbed .on')")
+    shown.wait_for_selector("#climbed .on", state="attached")
     shown.click("#rung button") if by == "button" else shown.keyboard.press("Escape")
     shown.wait_for_selector("#rung", state="hidden")
     assert bar.evaluate("bar => bar === document.activeElement")

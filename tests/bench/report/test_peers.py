@@ -277,7 +277,7 @@ def test_pictures_show_peers_apart_from_the_climb() -> None:
         assert figure is not None
         drawn = svg(figure)
     assert "1,500, another trainer" in drawn
-    assert "2.0x on 1 x NVIDIA H100 80GB HBM3: SDPA gave most" in drawn
+    assert "2.00x on 1 x NVIDIA H100 80GB HBM3: SDPA gave most" in drawn
     assert "url(#h" not in drawn  # by colour, without a hatch
 
 

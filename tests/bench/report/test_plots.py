@@ -265,7 +265,7 @@ def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_measur
 
 
 def test_a_climb_s_title_says_how_far_it_came_where_and_what_gave_most() -> None:
-    assert "4.0x on 1 x quick: half gave most" in words(climb(climbed()[1]))
+    assert "4.00x on 1 x quick: half gave most" in words(climb(climbed()[1]))
     assert "100 tokens/s on 1 x quick" in words(panels(ladder(("base", CUDA, 100.0), chip="quick")))
 
 
@@ -310,14 +310,14 @@ def other_maths() -> Scoreboard:
 
 def test_the_climb_ends_with_the_last_rung_of_equal_maths_and_marks_the_others() -> None:
     said = words(climb(other_maths()))
-    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in said
+    assert "2.00x on 1 x NVIDIA H100 80GB HBM3, from first to half" in said
     assert "9,000, 4.50x, other maths" in said
 
 
 def test_the_last_rung_of_a_climb_is_one_whose_speed_ranks() -> None:
     late = record("late", 2, toggles=replace(CUDA, adamw="fused"), measurement=measurement(9e3, recompiles=1))
     board = scoreboard([*other_maths().records[:2], late])
-    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in words(climb(board))
+    assert "2.00x on 1 x NVIDIA H100 80GB HBM3, from first to half" in words(climb(board))
 
 
 def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
