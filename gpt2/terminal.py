@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
@@ -23,6 +24,8 @@ WIDTHS = range(20, 10_000)
 """Accepted values of COLUMNS, the width of a terminal."""
 
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable that says where torch keeps compiled code."""
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 """Errors of an output that takes no more."""
 
@@ -74,14 +77,20 @@ def use_streams() -> None:
 def surroundings(program: str) -> Iterator[None]:
     """Within the block, say in one line what of the surroundings does not work, and exit.
 
-    Code 2: no working directory, no folder for temporary files, no permission, a package that does not load,
-    a name that the locale's encoding lacks.
+    Code 2: no working directory, no folder for temporary files or for compiled code, no permission, a package
+    that does not load, a name that the locale's encoding lacks.
     Code 6: stdout takes no more. Other errors pass.
     """
     try:
         os.getcwd()
     except OSError:
         _leave(program, "the working directory is no longer there; go to another one")
+    if cache := os.environ.get(COMPILED):  # torch would make it, whether or not anything is compiled
+        folder = Path(cache).absolute()
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+            why = f"{COMPILED}={cache} is no folder that can be written"
+            _leave(program, f"{why}; set it to one, or leave it unset")
     try:
         yield
     except PermissionError as error:

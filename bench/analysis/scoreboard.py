@@ -129,8 +129,8 @@ class Scoreboard:
     @property
     def planned_rounds(self) -> int:
         """Least number of rounds that the run was told to take."""
-        until = self.records[-1].protocol.get("until")
-        return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
+        told = max(self.records, key=lambda record: record.time).protocol  # by the command that came last
+        return LEAST_ROUNDS_UNTIL if told.get("until") is not None else told["repeats"]
 
     @property
     def swept(self) -> bool:
@@ -154,8 +154,10 @@ class Scoreboard:
             rounds.setdefault((record.kind, record.rung_index), set()).add(record.repetition)
             if record.status == "unsupported":  # tried once only
                 rounds[record.kind, record.rung_index] |= set(range(1, wanted + 1))
+        # Where time is short the ceiling is measured once.
+        ceilings = {1} if self.records[-1].protocol.get("control") == "last" else {1, wanted}
         for (kind, _), done in rounds.items():
-            if kind == "ceiling" and not {1, wanted} <= done:
+            if kind == "ceiling" and not ceilings <= done:
                 return True
             if kind in ("cumulative", "external") and len(done) < wanted:
                 return True

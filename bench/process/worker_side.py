@@ -35,13 +35,15 @@ def _seconds_so_far() -> float:
     """Return the seconds since this process was started.
 
     On Linux by the clock since boot, by which the kernel notes a process's start and which nobody can set;
-    elsewhere by the wall clock, and 0 where that was set back since.
+    elsewhere by the wall clock, and 0 where that was set back since or nothing tells the start.
     """
     with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
         after_name = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
         started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-    return max(0.0, time.time() - psutil.Process().create_time())
+    with contextlib.suppress(psutil.Error):  # a process that does not find itself, without /proc
+        return max(0.0, time.time() - psutil.Process().create_time())
+    return 0.0
 
 
 _STARTED = time.monotonic() - _seconds_so_far()

@@ -1,5 +1,14 @@
-"""python -m gpt2.cli: the command `gpt2`."""
+"""The command `gpt2`, also as python -m gpt2.cli."""
 
-from gpt2.cli.main import main
 
-main()
+def main() -> None:
+    """Entry point of the console script; Ctrl-C while it is being loaded ends it without a traceback."""
+    try:
+        from gpt2.cli import main as command
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    command.main()
+
+
+if __name__ == "__main__":
+    main()

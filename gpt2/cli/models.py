@@ -67,24 +67,26 @@ def evaluate(
         config, plain, chip, casts = _open(model, device, autocast)
         how: dict[str, Any] = {"device": chip, "autocast": casts, "batch_size": batch_size}
         saved = _saved(model)
-        trained = saved is not None and bool(saved.data)
-        learnt = f"; trained on {saved.tokens:,} tokens of {saved.data['name']}" if saved and trained else ""
+        learnt = ""
+        if saved and saved.data:
+            learnt = f"; trained on {saved.tokens:,} tokens of {saved.data['name']}"
         if hellaswag or hellaswag_file:
             _reads_text(model, config)
         if val_corpus is not None:
-            seed = saved.run["workload"]["seed"] if saved and saved.run else 0
-            corpus = validation_shards(val_corpus, config.vocab_size, seed)
+            trained = saved.run["workload"] if saved and saved.run else {"seed": 0, "seq_len": config.n_ctx}
+            seq_len = trained["seq_len"]  # the model has not learnt the places beyond it
+            corpus = validation_shards(val_corpus, config.vocab_size, trained["seed"])
             if saved and saved.data.get("sha256") == corpus.sha256:
                 typer.echo(f"gpt2: {val_corpus} holds the very tokens that {model} was trained on", err=True)
             if isinstance(corpus, Shards) and corpus.is_text and (other := _other_vocabulary(model)):
                 own = "give a folder of its own tokens"
                 fail(f"{model} {other}, and {val_corpus} holds GPT-2's tokens; {own}")
             loss, tokens = corpus_loss(
-                plain, corpus, tokens=val_tokens, progress=_progress("sequences"), **how
+                plain, corpus, tokens=val_tokens, seq_len=seq_len, progress=_progress("sequences"), **how
             )
             names = [path.name for path in corpus.files] if isinstance(corpus, Shards) else []
             files = f" ({listed(names)})" if names else ""
-            of = f"{tokens:,} tokens of {val_corpus} in sequences of {config.n_ctx:,}"
+            of = f"{tokens:,} tokens of {val_corpus} in sequences of {seq_len:,}"
             typer.echo(f"validation loss {loss:.4f} on {of}{files}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]

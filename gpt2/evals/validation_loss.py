@@ -78,6 +78,7 @@ def corpus_loss(
     corpus: Corpus,
     *,
     tokens: int,
+    seq_len: int,
     device: Device,
     autocast: Autocast,
     batch_size: int,
@@ -85,11 +86,11 @@ def corpus_loss(
 ) -> tuple[float, int]:
     """Return the mean cross-entropy over a corpus's first `tokens`, in nats per token, and their number.
 
-    The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with
+    The corpus is cut into sequences of seq_len. batch_size: sequences per forward pass. progress: called with
     sequences done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError
     where the loss is not finite.
     """
-    T = model.config.n_ctx
+    T = seq_len
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
     if at_hand < T:
         raise DataError(f"corpus {corpus.name!r} has {at_hand} tokens to judge by, a sequence is of {T}")

@@ -279,6 +279,40 @@ def test_compilers_work_in_another_folder_where_the_usual_one_runs_no_programs(
     assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
 
 
+@pytest.mark.parametrize("command", [("bench.cli", "plan", "smoke"), ("gpt2.cli", "train", "tiny")])
+def test_a_folder_for_compiled_code_that_cannot_be_made_is_told_in_one_line(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": "/dev/null/a"}
+    words = [sys.executable, "-m", *command]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
+    assert done.returncode == 2
+    said = "TORCHINDUCTOR_CACHE_DIR=/dev/null/a is no folder that can be written; set it to one, or leave it "
+    assert done.stderr.partition(": ")[2] == f"{said}unset\n"
+
+
+@pytest.mark.parametrize("program", ["bench", "gpt2"])
+def test_ctrl_c_while_a_program_is_being_loaded_prints_no_traceback(program: str, tmp_path: Path) -> None:
+    # A package of its own stands in for the user, who has no better moment.
+    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    words = [sys.executable, "-m", f"{program}.cli", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_process_that_finds_nothing_of_itself_has_begun_when_it_was_loaded(tmp_path: Path) -> None:
+    """Without /proc, as in some sandboxes."""
+    script = "from bench.process.worker_side import age; print(age())"
+    hidden = f"mount -t tmpfs none /proc && {sys.executable} -c '{script}'"
+    words = ["unshare", "--mount", "sh", "-c", hidden]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, env=environ, check=False)
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("hiding /proc needs root")
+    assert 0 <= float(done.stdout) < 60, done.stderr
+
+
 @pytest.mark.parametrize("name", ["plain", "größe", "semi;colon", "dollar$"])
 def test_a_folder_that_torch_can_quote_is_taken(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,4 +67,5 @@ def test_it_measures_three_configurations_without_a_network_and_shows_one_screen
     assert {r["status"] for r in records} == {"ok"}
     assert "best known: all of cpu that this machine supports" in done.stderr
     assert all(line.strip() in done.stdout for line in ("plain", "usual settings", "best known"))
+    assert "interrupted" not in done.stdout
     assert len(done.stdout.splitlines()) <= 40

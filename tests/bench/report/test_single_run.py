@@ -412,6 +412,26 @@ def ceiling(tflops: float, repetition: int = 1):
     return record("ceiling", 0, repetition, kind="ceiling", measurement=None, ceiling=found)
 
 
+@pytest.mark.parametrize(("control", "interrupted"), [("first_and_last", True), ("last", False)])
+def test_a_run_that_is_short_of_time_is_whole_with_one_ceiling(control: Any, interrupted: bool) -> None:
+    planned = asdict(Protocol(repeats=3, control=control))
+    records = [
+        each
+        for n in (1, 2, 3)
+        for each in (record("a", 0, n, protocol=planned), record("a", 0, n, protocol=planned, kind="control"))
+    ]
+    once = ceiling(400.0).model_copy(update={"protocol": planned})
+    assert scoreboard([*records, once]).interrupted == interrupted
+
+
+def test_a_run_that_is_resumed_with_fewer_rounds_is_whole_with_these() -> None:
+    begun = [record("a", 0, 1, protocol=asdict(Protocol(repeats=3)))]
+    fewer = asdict(Protocol(repeats=2))
+    resumed = record("a", 0, 2, protocol=fewer, time="2026-01-02T00:00:00+00:00")
+    controls = [record("a", 0, n, kind="control", protocol=fewer) for n in (1, 2)]
+    assert not scoreboard([*begun, *controls, resumed]).interrupted
+
+
 def test_the_share_of_the_measured_ceiling_is_that_of_its_fastest_product_over_both_processes() -> None:
     board = scoreboard([ceiling(400.0), record(measurement=measurement(100_000.0)), ceiling(900.0, 3)])
     assert len(board.rows) == 1
