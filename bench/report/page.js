@@ -304,7 +304,7 @@ function trainers() {
   const chartPlace = document.createElement("div");
   const rows = run.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
   place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${run.ours ? ` (${run.ours})` : ""}.`, "small"), chartPlace);
-  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer || row.sound ? (row.other_trainer ? "other" : "bar") : "failed"})),
+  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : row.sound ? "bar" : "failed"})),
     {unit: "tokens per second", label: `Tokens per second of trainers in ${run.title}`});
 }
 

@@ -419,7 +419,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
-        yield f"Tried shortly and left out, as not faster beyond the noise: {'; '.join(said)}."
+        yield f"Tried briefly and left out, as not faster beyond the noise: {'; '.join(said)}."
     refused = [
         f"{name} ({_why(rows[0])})"
         for name, rows in tries.items()
