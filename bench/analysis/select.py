@@ -55,7 +55,7 @@ def load_boards(
     """Load the scoreboards of results files, with warnings about what was left out.
 
     A file is shown as it is, and once, however often it is named. Of the files below a folder, each
-    subfolder (machine), ladder, model and text shows one: of the runs of the ladder as its last whole run
+    subfolder, machine, ladder, model and text shows one: of the runs of the ladder as its last whole run
     has it, an uninterrupted one before others, then the one with most rungs (not of sweeps, which try as
     many batches as it takes), then one with rounds enough for intervals, then the newest. Newer ones that
     are passed over are named, and so are whole ones of the same name that differ in their values or task.
@@ -82,7 +82,7 @@ def load_boards(
                 if not path.is_dir():
                     raise
                 warnings.append(f"{error}; left out")
-        runs_by_name: dict[tuple[Path, str, str], list[Scoreboard]] = {}
+        runs_by_name: dict[tuple[Path, str, str, str], list[Scoreboard]] = {}
         for file, records in contents.items():
             if any(record.kind in RUNGS for record in records):
                 if file.parent not in rooflines:
@@ -90,7 +90,8 @@ def load_boards(
                 of_machine = [r for r in rooflines[file.parent] if _machine(r) == _machine(records[0])]
                 board = scoreboard(records, source=file, elsewhere=of_machine)
                 workload = records[0].workload  # --set workload.model=gpt2-medium asks another question
-                name = file.parent, board.ladder, f"{workload['model']} on {workload['data']}"
+                task = f"{workload['model']} on {workload['data']}"
+                name = file.parent, board.environment.machine, board.ladder, task
                 runs_by_name.setdefault(name, []).append(board)
             elif not records or any(record.kind != "ceiling" for record in records):
                 why = "holds no records of rungs" if records else "is empty; name other files"

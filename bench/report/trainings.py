@@ -106,7 +106,7 @@ NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
     "val": {"loss": NUMBER_OR_NULL, "corpus": TEXT},
     "hellaswag": {"style": TEXT, "acc": NUMBER, "acc_norm": NUMBER, "examples": NUMBER},
     "sample": {"prompt": TEXT, "text": TEXT},
-    "leg": {"devices": NUMBER, "chip": TEXT, "commit": TEXT_OR_NULL},
+    "leg": {"devices": NUMBER, "chip": TEXT, "commit": TEXT_OR_NULL, "begun_from": TEXT_OR_NULL},
 }
 """For each kind of event the values that are shown, and what they must be."""
 
@@ -226,6 +226,9 @@ def _learnt(runs: Sequence[LongRun]) -> Table:
         "Time: of all legs, evaluations, checkpoints and compilation included, which tokens per second are "
         "without.",
     ]
+    for run in runs:
+        if begun := {str(leg.values["begun_from"]) for leg in run.of("leg") if leg.values.get("begun_from")}:
+            notes.append(f"{run.name} began with the weights of {' and '.join(sorted(begun))}.")
     if made := [line for run in runs if (line := _made_by(run))]:
         notes.append(f"Code: {'; '.join(made)}.")
     if published:

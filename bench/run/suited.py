@@ -92,7 +92,7 @@ def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tupl
     for board in sorted(boards, key=lambda board: board.begun, reverse=True):
         best, task = board.own.fastest, board.records[0].workload
         same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
-        if same and best and not board.interrupted:
+        if same and best and not board.interrupted and board.environment.machine == machine.machine:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
     top = full_set(suited([ladder.path])[0].own)[-1]
     why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"

@@ -70,6 +70,7 @@ def evaluate(
         learnt = ""
         if saved and saved.data:
             learnt = f"; trained on {saved.tokens:,} tokens of {saved.data['name']}"
+            learnt += f", from the weights of {saved.begun_from}" if saved.begun_from else ""
         if hellaswag or hellaswag_file:
             _reads_text(model, config)
         if val_corpus is not None:

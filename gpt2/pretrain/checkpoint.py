@@ -82,6 +82,8 @@ class Saved:
     """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
     other_vocabulary: bool = False
     """True for weights imported with another tokenizer than GPT-2's, and for what was trained from them."""
+    begun_from: str = ""
+    """Place of the weights that the training began with; empty where they were drawn."""
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 

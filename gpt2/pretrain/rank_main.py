@@ -209,8 +209,9 @@ def _sinks(run: TrainingRun, session: Session, *, tensorboard: bool, wandb: bool
     options = session.options
     step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
-    with atomic_write(about, MetricsError) as file:
-        file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
+    if step <= run.steps or not about.exists():  # else nothing is done of what is asked for
+        with atomic_write(about, MetricsError) as file:
+            file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = MetricsFile(options.folder, step, looked=not session.look_first)
     if files.set_aside:
         why = "have no checkpoint to go on from, or are damaged"

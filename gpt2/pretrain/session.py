@@ -113,7 +113,8 @@ class Session(Iterator[Event]):
                 )
         elif options.begin_from:
             checkpoint_tensors.begin_from(options.begin_from, self.training)
-            saved = replace(saved, other_vocabulary=read(options.begin_from).other_vocabulary)
+            other = read(options.begin_from).other_vocabulary
+            saved = replace(saved, other_vocabulary=other, begun_from=str(options.begin_from))
         reads_text = self.data.is_text or run.evaluation.sample_every or run.evaluation.hellaswag_every
         if saved.other_vocabulary and reads_text:
             raise CheckpointError(
@@ -133,6 +134,7 @@ class Session(Iterator[Event]):
             other = "validated on other tokens than before: losses before and after do not compare"
             self._note(saved.step, other)
         self._elapsed_before = saved.elapsed_seconds
+        self._begun_from = saved.begun_from
         self.look_first = not saved.looked
         """True if the evaluations due before the first step of this leg are still to be made."""
         self._looked = saved.step if saved.looked else -1
@@ -283,6 +285,7 @@ class Session(Iterator[Event]):
             val_loss=self._val_loss if looked else None,
             looking_seconds=self._looking_seconds,
             other_vocabulary=self._other_vocabulary,
+            begun_from=self._begun_from,
         )
         checkpoint_tensors.save(folder, training, saved)
         if distributed.rank() == 0:
@@ -294,6 +297,7 @@ class Session(Iterator[Event]):
         commit, changed = git_state()
         return {
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
+            "begun_from": self._begun_from or None,
             "chip": self.device.chip(),
             "devices": self.run.toggles.world_size,
             "torch": torch.__version__,

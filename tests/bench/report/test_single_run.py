@@ -819,6 +819,15 @@ def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: P
     assert board.rows[0].rung == "old"
 
 
+def test_runs_of_several_machines_in_one_folder_are_shown_each(tmp_path: Path) -> None:
+    other = MACHINE.model_copy(update={"chip": "NVIDIA H200"})
+    append(tmp_path / "ours.jsonl", record("a"))
+    append(tmp_path / "theirs.jsonl", record("a", environment=other))
+    boards, warnings = load_boards([tmp_path])
+    assert {board.environment.machine for board in boards} == {MACHINE.machine, other.machine}
+    assert warnings == []
+
+
 def test_a_broken_file_of_a_folder_is_left_out_with_a_warning_and_refused_by_name(tmp_path: Path) -> None:
     append(tmp_path / "good.jsonl", record())
     (tmp_path / "bad.jsonl").write_text("no json\n")

@@ -124,6 +124,13 @@ def test_the_commits_that_a_run_was_trained_by_are_told(tmp_path: Path) -> None:
     assert "Code" not in table(written(tmp_path / "other", LEG, step(1)))
 
 
+def test_whose_weights_a_run_began_with_is_told(tmp_path: Path) -> None:
+    leg = Event(kind="leg", step=0, values={**LEG.values, "begun_from": "runs/first/checkpoints/step-4"})
+    told = "mine began with the weights of runs/first/checkpoints/step-4."
+    assert told in table(written(tmp_path / "mine", leg, step(1)))
+    assert "began with" not in table(written(tmp_path / "other", LEG, step(1)))
+
+
 def test_the_number_format_told_is_that_of_the_products(tmp_path: Path) -> None:
     toggles = {"autocast": "float32", "matmul_precision": "medium", "device": "cpu"}
     text = table(written(tmp_path / "mine", LEG, toggles={**toggles, "of a later version": 1}))

@@ -106,6 +106,9 @@ def test_results_of_another_machine_or_model_are_not_taken(
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", other)
     assert ladder.rung("ours").toggles.adamw == "fused"
     assert "has no results here" in note
+    (tmp_path / "out" / MACHINE.machine).rename(tmp_path / "out" / other.machine)  # copied into its folder
+    _, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", other)
+    assert "has no results here" in note
 
 
 def test_a_ladder_of_another_model_is_refused(climb: Ladder, tmp_path: Path) -> None:

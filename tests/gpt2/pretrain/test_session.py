@@ -394,6 +394,16 @@ def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
     assert second[1].step == 0
 
 
+def test_a_run_tells_whose_weights_it_began_with_after_it_was_resumed_too(tmp_path: Path) -> None:
+    events(tiny_run(steps=4), tmp_path / "first")
+    weights = folders(tmp_path / "first/checkpoints")[-1]
+    begun = events(tiny_run(steps=1), tmp_path / "second", begin_from=weights)
+    resumed = events(tiny_run(steps=2), tmp_path / "second", resume=True)
+    assert [found[0].values["begun_from"] for found in (begun, resumed)] == [str(weights)] * 2
+    assert read(folders(tmp_path / "second/checkpoints")[-1]).begun_from == str(weights)
+    assert read(weights).begun_from == ""
+
+
 def test_a_run_with_checkpoints_says_that_it_does_not_begin_from_others(tmp_path: Path) -> None:
     events(tiny_run(steps=4), tmp_path)
     (begin_from,) = folders(tmp_path / "checkpoints")
@@ -947,6 +957,7 @@ def test_a_run_beyond_the_steps_asked_for_says_so(
     capsys.readouterr()
     assert rank_main.run_rank(tiny_run(steps=3), SessionOptions(folder=tmp_path, resume=True)) == 0
     assert "nothing to do: the run is at step 4, beyond the 3 that are asked for" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run.json").read_text())["run"]["steps"] == 4
 
 
 def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
