@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import filterfalse
 
 from bench.analysis.run_records import RunRecords, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
@@ -27,11 +28,13 @@ def warnings(board: Scoreboard) -> list[str]:
     fastest = board.records_of(board.fastest) if board.fastest else []
     of_fastest = {NUMBER.sub("#", line) for record in fastest for line in record.warnings}
 
-    def weighty(record: Record) -> list[str]:
-        told = [line for line in record.warnings if not fastest or NUMBER.sub("#", line) in of_fastest]
-        return [*disturbances(record), *told]
+    def weighs(line: str) -> bool:
+        return not fastest or NUMBER.sub("#", line) in of_fastest
 
-    lines = [*_grouped(records, weighty), *ended_early(board)]
+    lines = [
+        *_grouped(records, lambda record: (*disturbances(record), *filter(weighs, record.warnings))),
+        *ended_early(board),
+    ]
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
         lines.append(
@@ -72,12 +75,8 @@ def warnings(board: Scoreboard) -> list[str]:
             lines.append(f"{where}: the allocator ran out and {retried}")
     if any(record.environment.dirty for record in records):
         lines.append(f"measured on a changed checkout of commit {machine.commit}")
-
     # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
-    def mended(record: Record) -> list[str]:
-        return [line for line in record.warnings if line not in weighty(record)]
-
-    return [*lines, *_grouped(records, mended)]
+    return [*lines, *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)])]
 
 
 def beyond_peak(board: Scoreboard) -> list[str]:

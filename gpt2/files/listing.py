@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from gpt2.files.cache import DataError
 
@@ -104,7 +105,6 @@ def _first(path: Path, seen: set[tuple[int, int]]) -> bool:
         about = path.stat()
     except OSError as error:
         _refuse(error)
-        raise
     before = len(seen)
     seen.add((about.st_dev, about.st_ino))
     return len(seen) > before
@@ -117,5 +117,5 @@ def is_file(path: Path) -> bool:
     return path.is_file()
 
 
-def _refuse(error: OSError) -> None:
+def _refuse(error: OSError) -> NoReturn:
     raise DataError(f"cannot read folder {error.filename} ({error.strerror})")
