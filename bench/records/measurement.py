@@ -169,6 +169,12 @@ class Measurement(Plain):
     Taken on the same weights and batch; older records compare with eager code of the same functions. Null
     where it was not taken, and where gradients_finite is false.
     """
+    gradient_error_over_eager: Amount | None = None
+    """Where that is too large: the distance of the gradients from float32's, over that of eager code's.
+
+    The largest ratio over the parameters that exceed the tolerance; null where it was not taken, and in older
+    records.
+    """
     gradients_finite: bool | None = None
     """Whether that difference was a finite number; null where it was not taken, and in older records."""
     ranks_agree: bool | None = None

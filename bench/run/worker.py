@@ -39,6 +39,7 @@ from bench.records.measurement import Proof
 from bench.records.record import Kind, Outcome
 from bench.run.command import add_ladder_arguments, loaded
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.tolerances import GRADIENT_TOLERANCE
 from gpt2.config.validation import ConfigError
 from gpt2.config.workload import FLOPS_FORMULA, hardware_flops_per_token
 from gpt2.data.batches import Batches, DataError, open_corpus
@@ -254,7 +255,7 @@ def _after_window(
     yield found
     if gradients and not device.lazy:
         what = "gradients could not be compared with those of torch's own functions in eager code"
-        yield {"gradient_difference": _optional(lambda: _gradient_difference(steps), what, warnings)}
+        yield _optional(lambda: _gradients(steps), what, warnings) or {}
     if len(window.history) < loss_steps:
         more_losses(window, steps, device, loss_steps, progress)
         yield {}
@@ -315,11 +316,16 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     }
 
 
-def _gradient_difference(steps: Training) -> float:
-    from gpt2.proofs.gradients import gradient_difference
+def _gradients(steps: Training) -> dict[str, float | None]:
+    """Compare the gradients; find out what the number format explains only where they differ much."""
+    from gpt2.proofs.gradients import error_over_eager, gradient_difference
 
     assert steps.micro_batch is not None
-    return gradient_difference(steps, *steps.micro_batch)
+    difference = gradient_difference(steps, *steps.micro_batch)
+    found: dict[str, float | None] = {"gradient_difference": difference}
+    if isfinite(difference) and difference > GRADIENT_TOLERANCE[steps.toggles.precision_class()]:
+        found["gradient_error_over_eager"] = error_over_eager(steps, *steps.micro_batch)
+    return found
 
 
 def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gpt2.config.tolerances import GRADIENT_TOLERANCE
 from gpt2.model.model import GPT2, Linear
 from gpt2.training.distributed import full_tensor
 from gpt2.training.train import Training
@@ -53,9 +56,57 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
     with _exact_sums():
         eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
-    norms = torch.stack([full_tensor(gradient.norm()) for gradient in eager])
-    differences = torch.stack([full_tensor((a - b).norm()) for a, b in zip(trained, eager, strict=True)])
-    return (differences / torch.where(norms > 0, norms, norms.norm())).max().item()
+    return _relative(trained, eager).max().item()
+
+
+def error_over_eager(training: Training, x: Tensor, y: Tensor) -> float | None:
+    """Return how many times as far from float32's gradients the trained ones are as those of eager torch.
+
+    It is the largest ratio over the parameters that differ by more than GRADIENT_TOLERANCE. Where the parts
+    of a gradient's sum cancel, its rounding errors do not, so that a number format may explain much more than
+    that: then eager code is as far off. 0 where no parameter differs so much. None where nothing is rounded
+    more than in float32, and where float32 is no reference: for 8-bit matmuls, weights in bfloat16, shards.
+
+    x, y: as for gradient_difference(), which has the conditions, too. Memory: one more set of gradients.
+    """
+    toggles, precision = training.toggles, training.toggles.precision_class()
+    if toggles.shards_gradients or toggles.weights != "float32" or precision in ("float32", "float8"):
+        return None
+    x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
+    trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
+    with _exact_sums():
+        eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
+    exact = _exact_gradients(training, x, y)
+    beyond = _relative(trained, eager) > GRADIENT_TOLERANCE[precision]
+    errors = _relative(eager, exact).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.where(beyond, _relative(trained, exact) / errors, 0.0).max().item()
+
+
+def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
+    """Return ||found - expected|| / ||expected|| per parameter; see gradient_difference()."""
+    norms = torch.stack([full_tensor(gradient.norm()) for gradient in expected])
+    differences = torch.stack([full_tensor((a - b).norm()) for a, b in zip(found, expected, strict=True)])
+    return differences / torch.where(norms > 0, norms, norms.norm())
+
+
+def _exact_gradients(training: Training, x: Tensor, y: Tensor) -> Sequence[Tensor]:
+    """Return gradients as gradients() does, computed in float32 throughout."""
+    model = training.model
+    with torch.device("meta"):
+        exact = GPT2(replace(model.config.plain, residual="float32"))
+    exact.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    exact.future, exact.pad_bias = model.future, model.pad_bias
+    autocast, precision = training.autocast, torch.get_float32_matmul_precision()
+    # Whichever of torch's kernels the process is set to may take no float32.
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    try:
+        training.autocast = contextlib.nullcontext
+        torch.set_float32_matmul_precision("highest")
+        with sdpa_kernel(kernels):
+            return gradients(training, exact, x, y, "force_eager", EAGER_SEQUENCES)
+    finally:
+        training.autocast = autocast
+        torch.set_float32_matmul_precision(precision)
 
 
 @contextlib.contextmanager

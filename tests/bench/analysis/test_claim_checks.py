@@ -84,6 +84,31 @@ def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:
         assert "gradients" in (second(found).error or "gradients")
 
 
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (1.2, "ok", None),
+        (
+            2.5,
+            "parity_failed",
+            "gradients by 9.00% from those of eager code, and 2.5 times as far from float32's as those are",
+        ),
+        (
+            None,
+            "parity_failed",
+            "gradients by 9.00% from those of eager code; the number formats explain 3.00%",
+        ),
+    ],
+)
+def test_gradients_far_from_eager_code_pass_only_where_eager_code_is_about_as_far_from_float32(
+    error: float | None, status: str, says: str | None
+) -> None:
+    compiled = replace(CUDA, compile="default", autocast="bfloat16")
+    found = measurement(gradient_difference=0.09, gradient_error_over_eager=error)
+    row = second(record("b", 1, toggles=compiled, measurement=found))
+    assert (row.status, row.error) == (status, says)
+
+
 def held(losses: list[float], first: list[float] | None = None) -> list[Row]:
     """A baseline with these first losses, and a rung with these."""
     own = measurement(losses=first) if first else measurement()

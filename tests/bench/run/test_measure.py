@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -181,6 +182,23 @@ def test_what_a_gpu_has_in_use_is_looked_at_before_the_device_is_opened(
     rung = Rung(name="a", index=0, changed=[], expect=None, toggles=Toggles(device="cuda"))
     worker._run(None, rung, Namespace(out=tmp_path / "m.json"))  # type: ignore[arg-type]
     assert seen == ["GPU 1", "opened"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "expected"),
+    [
+        (0.01, {"gradient_difference": 0.01}),
+        (0.09, {"gradient_difference": 0.09, "gradient_error_over_eager": 1.2}),
+        (math.inf, {"gradient_difference": math.inf}),
+    ],
+)
+def test_what_a_number_format_explains_is_looked_for_only_where_gradients_are_far_apart(
+    difference: float, expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2.proofs.gradients.gradient_difference", lambda *given: difference)
+    monkeypatch.setattr("gpt2.proofs.gradients.error_over_eager", lambda *given: 1.2)
+    steps = Namespace(micro_batch=(), toggles=Toggles(autocast="bfloat16"))
+    assert worker._gradients(steps) == expected  # type: ignore[arg-type]
 
 
 def test_a_recompilation_in_the_window_is_counted() -> None:

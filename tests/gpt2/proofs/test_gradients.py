@@ -11,7 +11,7 @@ from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.model.autograd import B
 from gpt2.model.model import GPT2
 from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.gradients import EAGER_SEQUENCES, gradient_difference, gradients
+from gpt2.proofs.gradients import EAGER_SEQUENCES, error_over_eager, gradient_difference, gradients
 from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -95,6 +95,45 @@ def test_one_gradient_that_is_a_tenth_too_large_is_found(autocast: str, place: i
     found = difference(trained(1.1, autocast, place))
     assert found == pytest.approx(0.1, rel=0.1)
     assert found > GRADIENT_TOLERANCE[autocast]
+
+
+def error_of(training: Training) -> float | None:
+    assert training.micro_batch is not None
+    return error_over_eager(training, *training.micro_batch)
+
+
+@pytest.mark.parametrize(("scale", "least", "most"), [(1.001, 0.5, 1.5), (1.1, 10.0, 1e3)])
+def test_an_error_as_small_as_rounding_is_as_far_from_float32_as_eager_code_and_a_fault_many_times_as_far(
+    scale: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GRADIENT_TOLERANCE, "bfloat16", 0.0)  # any parameter's difference counts
+    found = error_of(trained(scale, "bfloat16"))
+    assert found is not None
+    assert least < found < most
+
+
+def test_gradients_within_the_tolerance_have_no_error_to_explain() -> None:
+    assert error_of(trained(1.0, "bfloat16")) == 0.0
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"}], ids=str
+)
+def test_where_float32_gives_no_reference_no_error_is_told(changes: dict[str, str]) -> None:
+    training = start(replace(FOUR, **changes))
+    next(training)
+    assert error_of(training) is None
+
+
+def test_gradients_in_float32_leave_autocast_matmul_precision_and_kernels_as_they_were() -> None:
+    training = start(replace(FOUR, autocast="bfloat16", matmul_precision="medium", attention="sdpa"))
+    next(training)
+    torch.backends.cuda.enable_flash_sdp(False)
+    before = training.autocast
+    assert error_of(training) == 0.0
+    assert training.autocast is before
+    assert torch.get_float32_matmul_precision() == "medium"
+    assert not torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.slow
