@@ -10,7 +10,8 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
@@ -77,14 +78,18 @@ def use_streams() -> None:
 def surroundings(program: str) -> Iterator[None]:
     """Within the block, say in one line what of the surroundings does not work, and exit.
 
-    Code 2: no working directory, no folder for temporary files or for compiled code, no permission, a package
-    that does not load, a name that the locale's encoding lacks.
+    Code 2: an empty argument, no working directory, no folder for temporary files or for compiled code, no
+    permission, a package that does not load, a name that the locale's encoding lacks.
     Code 6: stdout takes no more. Other errors pass.
     """
     try:
         os.getcwd()
     except OSError:
         _leave(program, "the working directory is no longer there; go to another one")
+    if empty := _empty_argument(sys.argv[1:]):
+        _leave(
+            program, f"{empty} is empty, as by a shell variable that is not set; give a value or leave it out"
+        )
     if cache := os.environ.get(COMPILED):  # torch would make it, whether or not anything is compiled
         folder = Path(cache).absolute()
         nearest = next(each for each in (folder, *folder.parents) if each.exists())
@@ -112,6 +117,17 @@ def surroundings(program: str) -> Iterator[None]:
         if _has_temporary_folder():
             raise
         _leave(program, "no folder for temporary files can be written; set TMPDIR to one")
+
+
+def _empty_argument(words: Sequence[str]) -> str | None:
+    """Return what was given as nothing, which as a path would be the working directory; a prompt may be."""
+    for before, word in pairwise(["", *words]):
+        name, equals, value = word.partition("=")
+        if not word and before != "--prompt":
+            return f"the value after {before}" if before.startswith("-") else "an argument"
+        if equals and not value and name.startswith("--") and name != "--prompt":
+            return f"the value of {name}"
+    return None
 
 
 def _leave(program: str, why: str) -> NoReturn:

@@ -60,8 +60,10 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
     """How many rungs can run here, and each rung's changes, tokens per step and memory per device.
 
     chip: check against this chip instead; by default the ladder's if this machine has no device of the rungs.
-    ablate: count the processes of --ablate, too.
+    ablate: count the processes of --ablate, too. Raises LadderError where no rung would use the given chip.
     """
+    if chip and all(rung.toggles.device == HOST for rung in rungs):
+        raise LadderError(f"{ladder.path}: all rungs train on a CPU; --chip is for those of a GPU or TPU")
     workload = ladder.workload
     devices, missing = devices_here(rung.toggles.device for rung in rungs)
     other_chip = chip or (None if devices else ladder.chip)
@@ -199,6 +201,8 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
     """Return whether a rung fits a chip, by its kind of device and its datasheet."""
     if rung.toggles.device == HOST:
         return Answer("trains on a CPU")
+    if rung.toggles.device != chip.device:
+        return _unsupported(f"needs device: {rung.toggles.device}; {chip.name} is a {chip.device} device")
     try:
         check(rung.toggles)
     except UnsupportedToggle as error:

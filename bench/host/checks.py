@@ -182,7 +182,10 @@ def memory(available: int, needed: int | None, root: Path) -> Diagnosis:
 
 def swap(before: State, after: State | None) -> Diagnosis:
     """Check for growth of swap, which shows that memory is short now, not only once before."""
-    growth = 0 if after is None else after.swap_used_bytes - before.swap_used_bytes
+    if before.swap_used_bytes is None:
+        return Diagnosis(name="swap", value="unknown")
+    later = None if after is None else after.swap_used_bytes
+    growth = 0 if later is None else later - before.swap_used_bytes
     if growth <= SWAP_GROWTH_BYTES:
         return Diagnosis(name="swap", value=f"{before.swap_used_bytes / GIB:.1f} GiB in use")
     advice = "memory ran short: close other programs or lower toggles.micro_batch_size"

@@ -65,10 +65,17 @@ def state(root: Path = SYSTEM) -> State:
     return State(
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         cpu_mhz=round(mhz) if mhz else None,
-        swap_used_bytes=psutil.swap_memory().used,
+        swap_used_bytes=_swap_used(),
         memory_available_bytes=memory_available(root),
         gpus=gpus(),
     )
+
+
+def _swap_used() -> int | None:
+    try:
+        return psutil.swap_memory().used
+    except (OSError, RuntimeError, ValueError):  # /proc/meminfo is missing, forbidden or odd
+        return None
 
 
 def variables(given: Mapping[str, str] | None = None) -> dict[str, str]:

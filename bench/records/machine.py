@@ -166,7 +166,8 @@ class State(Plain):
     load_average: Amount | None
     """Runnable processes over the last minute."""
     cpu_mhz: Amount | None
-    swap_used_bytes: Count
+    swap_used_bytes: Count | None
+    """Null where the system does not tell."""
     memory_available_bytes: Count
     gpus: list[GpuState] = []
 

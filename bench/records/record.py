@@ -510,9 +510,9 @@ def torn(last: bytes) -> bool:
 def _complaint(path: Path, number: int, line: str, error: ValidationError, noun: str) -> str:
     """What is wrong with a line, and what to do."""
     first = error.errors()[0]
+    if path.suffix == ".json":
+        return f"{path}: no results of bench run; bench turns keeps its own as JSON"
     if first["type"] == "json_invalid":
-        if path.suffix == ".json":
-            return f"{path}: no results of bench run; bench turns keeps its own as JSON"
         if path.suffix != ".jsonl":
             return f"{path}: no results of bench run, which are .jsonl; name others"
         cut = line[0] in "{[" and "EOF" in first["msg"]

@@ -403,7 +403,7 @@ def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[st
     shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
         changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
-        if changed and not row.external:
+        if changed and row.tps and not row.external:
             yield f"Settings of {plain(row.rung)}: {', '.join(changed)}."
 
 

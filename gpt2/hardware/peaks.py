@@ -32,6 +32,8 @@ class Chip:
     """Marketed size with 1 GB = 2**30 bytes; None where one name covers several sizes."""
     source: str
     note: str = ""
+    device: str = "cuda"
+    """Value of the toggle `device` by which it trains."""
     derived: bool = False
     """Whether the rates are arithmetic and no datasheet's."""
 
@@ -59,6 +61,7 @@ def _chip(
     gigabytes: int | None,
     source: str,
     note: str = "",
+    device: str = "cuda",
 ) -> Chip:
     """Build a Chip from a datasheet's units: TFLOP/s and GB.
 
@@ -79,6 +82,7 @@ def _chip(
         memory_bytes=None if gigabytes is None else gigabytes * 2**30,
         source=source,
         note=note,
+        device=device,
     )
 
 
@@ -143,16 +147,19 @@ CHIPS = (
     _chip("MI250X, one of two dies", "MI250X", 191.5, 191.5, None, 47.85, 64, MI250X,
           "no TF32 units; torch counts each of the module's two dies as a device"),
     _chip("MI300X", "MI300X( OAM| VF)?", 1307.4, 1307.4, 653.7, 163.4, 192, MI300X, SPX),
-    _chip("TPU v2, one of two cores", "TPU v2", 22.5, None, None, None, 8, TPU_HALF, TPU_CORE),
-    _chip("TPU v3, one of two cores", "TPU v3", 61.5, None, None, None, 16, TPU_HALF, TPU_CORE),
-    _chip("TPU v4", "TPU v4", 275, None, None, None, 32, TPU, TPU_ONLY),
-    _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, TPU, TPU_ONLY),
-    _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, TPU, TPU_ONLY),
-    _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, TPU, TPU_ONLY),
-    _chip("M1", "Apple M1", None, None, None, 2.6, None, f"{M1_2020}: 8 GPU cores", SHADERS),
-    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, f"{M1_2021}: 16 GPU cores", SHADERS),
-    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, f"{M1_2021}: 32 GPU cores", SHADERS),
-    *(_chip(n, f"Apple {n}", None, None, None, None, None, "Apple's announcements", METAL) for n in LATER),
+    _chip("TPU v2, one of two cores", "TPU v2", 22.5, None, None, None, 8, TPU_HALF, TPU_CORE, "xla"),
+    _chip("TPU v3, one of two cores", "TPU v3", 61.5, None, None, None, 16, TPU_HALF, TPU_CORE, "xla"),
+    _chip("TPU v4", "TPU v4", 275, None, None, None, 32, TPU, TPU_ONLY, "xla"),
+    _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, TPU, TPU_ONLY, "xla"),
+    _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, TPU, TPU_ONLY, "xla"),
+    _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, TPU, TPU_ONLY, "xla"),
+    _chip("M1", "Apple M1", None, None, None, 2.6, None, f"{M1_2020}: 8 GPU cores", SHADERS, "mps"),
+    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, f"{M1_2021}: 16 GPU cores", SHADERS, "mps"),
+    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, f"{M1_2021}: 32 GPU cores", SHADERS, "mps"),
+    *(
+        _chip(n, f"Apple {n}", None, None, None, None, None, "Apple's announcements", METAL, "mps")
+        for n in LATER
+    ),
 )  # fmt: skip
 
 
@@ -260,6 +267,7 @@ def derived_cpu(
         tf32=None,
         float32=cycles * float32,
         memory_bytes=None,
+        device="cpu",
         derived=True,
         source=f"derived: {speed} x {formats}{float32} FLOP/cycle in float32 ({vectors})",
         note=f"{lacking}no TF32 units; {unknown}",

@@ -386,6 +386,32 @@ def test_a_working_directory_that_is_gone_is_told_in_one_line(words: tuple[str, 
     assert done.stderr == f"{program}: the working directory is no longer there; go to another one\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["bench", "run", "smoke", "--data", ""], "the value after --data"),
+        (["bench", "run", "smoke", "--compile-cache="], "the value of --compile-cache"),
+        (["bench", "report", ""], "an argument"),
+        (["gpt2", "train", "runs/tiny.yaml", "--out", ""], "the value after --out"),
+    ],
+)
+def test_an_empty_argument_is_not_taken_for_the_working_directory(
+    words: list[str], what: str, tmp_path: Path
+) -> None:
+    done = program(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    why = "is empty, as by a shell variable that is not set; give a value or leave it out"
+    assert done.stderr == f"{words[0]}: {what} {why}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_prompt_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (["sample", "runs/mine", "--prompt", ""], ["sample", "runs/mine", "--prompt="]):
+        monkeypatch.setattr(sys, "argv", ["gpt2", *words])
+        with terminal.surroundings("gpt2"):
+            pass
+
+
 def test_without_a_folder_for_temporary_files_a_command_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

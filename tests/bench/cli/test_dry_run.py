@@ -12,7 +12,7 @@ from places import ROOT
 from shown import in_full
 
 from bench.cli import dry_run as plan
-from bench.ladder.ladder import Ladder, load
+from bench.ladder.ladder import Ladder, LadderError, load
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.device import DEVICES
@@ -114,6 +114,25 @@ def test_a_ladder_over_kinds_of_device_says_of_each_whether_it_is_here() -> None
     assert "Here" in text
     assert "yes" in text
     assert text.count("not supported: device: ") >= 2  # no machine has a GPU of Apple's and one of NVIDIA's
+
+
+@pytest.mark.parametrize(
+    ("ladder", "chip", "says"),
+    [
+        ("tpu", "H100 SXM", "needs device: xla; H100 SXM is a cuda device"),
+        ("cuda", "TPU v4", "needs device: cuda; TPU v4 is a xla device"),
+        ("cuda", "M1 Max", "needs device: cuda; M1 Max is a mps device"),
+    ],
+)
+def test_no_rung_can_run_on_a_chip_of_another_kind(ladder: str, chip: str, says: str) -> None:
+    text = planned(read(ladder), chip=chip)
+    assert f"On {chip}: 0 of" in text
+    assert says in text
+
+
+def test_a_ladder_for_cpus_is_held_to_no_chip() -> None:
+    with pytest.raises(LadderError, match="all rungs train on a CPU"):
+        planned(read("cpu"), chip="H100 SXM")
 
 
 def test_a_chip_given_by_hand_comes_before_the_ladder_s_own() -> None:

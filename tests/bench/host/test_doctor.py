@@ -77,6 +77,7 @@ def with_gpus(*gpus: GpuState) -> State:
 def test_this_machine_has_a_state() -> None:
     state = machine.state()
     assert state.memory_available_bytes > 0
+    assert state.swap_used_bytes is not None
     assert state.swap_used_bytes >= 0
 
 
@@ -411,6 +412,18 @@ def test_less_than_one_cpu_is_a_warning_that_asks_for_more(root: Path) -> None:
 
 def test_threads_of_a_cpu_do_not_matter_on_another_device(root: Path) -> None:
     assert warn(root, threads=64, device="mps") == []
+
+
+def test_where_the_system_does_not_tell_its_swap_the_check_says_so(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable() -> None:
+        raise FileNotFoundError("/proc/meminfo")
+
+    monkeypatch.setattr("bench.host.telemetry.psutil.swap_memory", unreadable)
+    told = machine.state(root)
+    assert told.swap_used_bytes is None
+    assert (checks.swap(told, QUIET).value, checks.swap(QUIET, told).ok) == ("unknown", None)
 
 
 def test_swap_that_grows_is_a_warning_and_swap_in_use_is_none(root: Path) -> None:

@@ -101,9 +101,12 @@ def test_a_line_that_is_cut_off_within_a_file_is_called_so(tmp_path: Path) -> No
         read(tmp_path / "r.jsonl")
 
 
-def test_what_bench_turns_keeps_is_refused_by_its_name_and_is_not_said_to_be_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ['{\n "command": "bench turns"\n}\n', '{"command": "bench turns"}\n'])
+def test_what_bench_turns_keeps_is_refused_by_its_name_and_is_not_said_to_be_damaged(
+    text: str, tmp_path: Path
+) -> None:
     path = tmp_path / "turns-cpu-20261123T040602Z.json"
-    path.write_text('{\n "command": "bench turns"\n}\n')
+    path.write_text(text)
     with pytest.raises(RecordError, match=r"bench turns keeps its own as JSON"):
         read(path)
 
