@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +80,7 @@ def surroundings(program: str) -> Iterator[None]:
     """Within the block, say in one line what of the surroundings does not work, and exit.
 
     Code 2: an empty argument, no working directory, no folder for temporary files or for compiled code, no
-    permission, a package that does not load, a name that the locale's encoding lacks.
+    permission, a package that does not load, a name that the locale's encoding lacks, a wrong TORCH_LOGS.
     Code 6: stdout takes no more. Other errors pass.
     """
     try:
@@ -108,6 +109,13 @@ def surroundings(program: str) -> Iterator[None]:
             raise  # it is not the locale's fault
         lacks = f"{error.object!r} is no name for a file in this locale, whose encoding is {error.encoding}"
         _leave(program, f"{lacks}; set PYTHONUTF8=1")
+    except ValueError as error:
+        if not _of_torchs_logs(error):
+            raise
+        _leave(
+            program,
+            f"TORCH_LOGS={os.environ['TORCH_LOGS']} names a log that torch has not; correct or unset it",
+        )
     except OSError as error:  # commands handle the errors of their own files
         if error.errno in NO_ROOM:
             with contextlib.suppress(OSError):  # nobody reads stderr either
@@ -124,10 +132,17 @@ def _empty_argument(words: Sequence[str]) -> str | None:
     for before, word in pairwise(["", *words]):
         name, equals, value = word.partition("=")
         if not word and before != "--prompt":
-            return f"the value after {before}" if before.startswith("-") else "an argument"
+            return f"the value after {before}" if before.startswith("-") and before != "--" else "an argument"
         if equals and not value and name.startswith("--") and name != "--prompt":
             return f"the value of {name}"
     return None
+
+
+def _of_torchs_logs(error: ValueError) -> bool:
+    """Whether torch raised this while it was loaded, on reading the variable TORCH_LOGS."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = {frame.f_globals.get("__name__") for frame in frames}
+    return "TORCH_LOGS" in os.environ and "torch._logging._internal" in modules
 
 
 def _leave(program: str, why: str) -> NoReturn:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.analysis.row import status_of
+from bench.analysis.row import NOT_CARRIED, status_of
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.format import plain
 from bench.ladder.validation import near
@@ -304,6 +304,8 @@ def claims_refuted(board: Scoreboard) -> list[str]:
     for row in board.rows:
         if row.status in ("parity_failed", "ranks_differ", "recompiled"):
             lines.append(f"{row.rung}: {status_of(row)}")
-        elif row.expect and row.status == "ok":
+        elif row.expect and (
+            row.status == "ok" or (row.status == NOT_CARRIED and row.expect == "out_of_memory")
+        ):
             lines.append(f"{row.rung}: the ladder expects {row.expect}, and it ran as any other")
     return lines

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import filterfalse
 
+from bench.analysis.row import status_of
 from bench.analysis.run_records import RunRecords, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.ladder.shipped import QUICK
 from bench.records.record import RUNGS, Outcome, Record
 from bench.stats import LOUD
+from gpt2.config.tolerances import MOST_ERROR_OVER_EAGER
 
 BUSY = 2.0
 """Runnable processes per core before a process starts, above which something else must have been running."""
@@ -43,6 +45,8 @@ def warnings(board: Scoreboard) -> list[str]:
         )
     lines += beyond_peak(board)
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
+    unforeseen = [row for row in board.rows if row.expect and row.tps and row.status == "ok"]
+    lines += [f"{row.rung}: {status_of(row)}" for row in unforeseen]
     for device, rate in board.beaten.items():
         told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
         lines.append(f"{told}: that peak is wrong, so no MFU is shown; the speeds do not depend on it")
@@ -67,6 +71,11 @@ def warnings(board: Scoreboard) -> list[str]:
         if m.gc_seconds and m.gc_seconds > GC_SHARE * sum(m.block_seconds):
             share = m.gc_seconds / sum(m.block_seconds)
             lines.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
+        over_eager = m.gradient_error_over_eager
+        if m.gradient_difference and over_eager is not None and over_eager <= MOST_ERROR_OVER_EAGER:
+            apart = f"its gradients are up to {m.gradient_difference:.1%} from those of eager code"
+            both = f"both are as far from float32's, by a factor of {over_eager:.1f} at most"
+            lines.append(f"{where}: {apart}, but {both}: rounding explains it")
         if m.skipped_steps:
             skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"
             lines.append(f"{where}: float16 could not hold the gradients of {skipped}")

@@ -202,7 +202,7 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
     if rung.toggles.device == HOST:
         return Answer("trains on a CPU")
     if rung.toggles.device != chip.device:
-        return _unsupported(f"needs device: {rung.toggles.device}; {chip.name} is a {chip.device} device")
+        return _unsupported(f"trains on device: {rung.toggles.device}; {chip.name} has device: {chip.device}")
     try:
         check(rung.toggles)
     except UnsupportedToggle as error:

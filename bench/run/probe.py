@@ -22,6 +22,7 @@ from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import how_it_ended, tail
 from bench.records.machine import Environment, Plain
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.terminal import surroundings
 from gpt2.training.reexec import own_variables, python
 from gpt2.training.stages import environment
 
@@ -137,4 +138,5 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    with surroundings("torch"):
+        main()

@@ -18,6 +18,7 @@ from bench.ladder.ladder import Ladder, LadderError, beside, load
 from bench.records.machine import Environment
 from bench.run.probe import asked
 from gpt2.config.toggles import HOST, XLA, Toggles, UnsupportedToggle
+from gpt2.terminal import surroundings
 
 
 def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladder, list[str]]:
@@ -147,4 +148,5 @@ def _not_suited(ladder: Ladder) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    with surroundings("torch"):
+        main()

@@ -255,7 +255,7 @@ def _after_window(
     yield found
     if gradients and not device.lazy:
         what = "gradients could not be compared with those of torch's own functions in eager code"
-        yield _optional(lambda: _gradients(steps), what, warnings) or {}
+        yield _optional(lambda: _gradients(steps, warnings), what, warnings) or {}
     if len(window.history) < loss_steps:
         more_losses(window, steps, device, loss_steps, progress)
         yield {}
@@ -316,15 +316,16 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     }
 
 
-def _gradients(steps: Training) -> dict[str, float | None]:
-    """Compare the gradients; find out what the number format explains only where they differ much."""
-    from gpt2.proofs.gradients import error_over_eager, gradient_difference
+def _gradients(steps: Training, warnings: list[str]) -> dict[str, float | None]:
+    """Compare the gradients; where they are far apart, find out whether the number format explains it."""
+    from gpt2.proofs.gradients import GradientCheck
 
     assert steps.micro_batch is not None
-    difference = gradient_difference(steps, *steps.micro_batch)
-    found: dict[str, float | None] = {"gradient_difference": difference}
-    if isfinite(difference) and difference > GRADIENT_TOLERANCE[steps.toggles.precision_class()]:
-        found["gradient_error_over_eager"] = error_over_eager(steps, *steps.micro_batch)
+    check = GradientCheck(steps, *steps.micro_batch)
+    found: dict[str, float | None] = {"gradient_difference": check.difference}
+    if isfinite(check.difference) and check.difference > GRADIENT_TOLERANCE[steps.toggles.precision_class()]:
+        what = "gradients could not be compared with those in float32"
+        found["gradient_error_over_eager"] = _optional(check.error_over_eager, what, warnings)
     return found
 
 

@@ -31,7 +31,9 @@ def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
         # Through JSON, because strict dataclasses accept mappings only there.
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
+        # An unknown key may be a misspelt one that is missing.
+        first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
+        raise ConfigError(f"{where}: {_explain(first, kind, noun)}") from None
     except (ValueError, RecursionError):  # json raises these for circular or too deeply nested data
         raise ConfigError(f"{where}: is nested too deeply or contains itself") from None
 

@@ -92,6 +92,8 @@ def corpus_loss(
     """
     T = seq_len
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
+    if tokens < T:
+        raise DataError(f"{tokens} validation tokens are too few: a sequence is of {T}; ask for more")
     if at_hand < T:
         raise DataError(f"corpus {corpus.name!r} has {at_hand} tokens to judge by, a sequence is of {T}")
     total, sequences = 0.0, at_hand // T

@@ -26,6 +26,8 @@ class CutShort(Exception):
     """The run must end before the evaluation is complete."""
 
 
+LONG_VALIDATION = 20
+"""Steps in whose time a validation is worth a word, as nothing else is said until its end."""
 TOP_K = 50
 """top_k of the samples taken during a run; `gpt2 sample` offers more options."""
 
@@ -43,6 +45,8 @@ class Evaluations:
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
         self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
         """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
+        self._told = False
+        """Whether it was said, if there is cause, that a validation takes long."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[hellaswag.Example] = []
         reads_text = run.workload.config.vocab_size == TEXT_VOCABULARY
@@ -89,6 +93,14 @@ class Evaluations:
 
     def _validation(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
         assert self.validation
+        # A token takes a third of its time in training, where the backward pass is twice the forward pass.
+        as_steps = self.validation.tokens / (
+            3 * self.training.toggles.tokens_per_step(self.validation.seq_len)
+        )
+        if as_steps >= LONG_VALIDATION and not self._told:
+            long = f"validating on {self.validation.tokens:,} tokens takes as long as {as_steps:,.0f} steps"
+            yield Event(kind="note", step=step, values={"text": f"{long}: see evaluation.val_tokens"})
+        self._told = True
         start = time.perf_counter()
         loss = self.validation.loss(heed)
         corpus, tokens = self.validation.corpus, self.validation.tokens

@@ -170,7 +170,8 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
         other = f"another gpt2 train is writing to {folder}"
         raise MetricsError(f"{other}; end it, or choose another --out") from None
     except OSError as error:
-        raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
+        why = "it is a file; name a folder" if folder.is_file() else error.strerror
+        raise MetricsError(f"cannot write into {folder} ({why})") from None
     for each, step in misnamed(options.checkpoints):
         right = step_folder(options.checkpoints, step)
         name = "move it elsewhere" if right.exists() else f"rename it {right.name}, or move it elsewhere"
@@ -241,7 +242,7 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
             os._exit(128 + number)
         seen.append(number)
         session.end("interrupted")
-        _say("ending after this step, with a checkpoint; once more ends at once")
+        _say("ending soon, with a checkpoint; once more ends at once")
 
     for number in ending():
         signal.signal(number, heed)

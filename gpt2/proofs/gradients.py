@@ -14,10 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
 from gpt2.model.model import GPT2, Linear
 from gpt2.training.distributed import full_tensor
+from gpt2.training.optimizer import CompiledAdamW
 from gpt2.training.train import Training
 
 EAGER_SEQUENCES = 8
 """Most sequences that eager code takes at a time; each needs more memory than in compiled code."""
+LARGEST_RATIO = 1e6
+"""Bound of error_over_eager(), which JSON can hold."""
 
 
 def _plain(training: Training) -> GPT2:
@@ -38,74 +41,93 @@ def _plain(training: Training) -> GPT2:
     return other
 
 
+class GradientCheck:
+    """Gradients of one micro-batch as trained and in eager torch, and how far they are apart.
+
+    Memory: two sets of gradients beyond those of an eager step on at most EAGER_SEQUENCES sequences. Weights
+    and the optimiser are left unchanged, and so is their .grad, except that sharded gradients are dropped; no
+    torch mode stays set.
+    """
+
+    def __init__(self, training: Training, x: Tensor, y: Tensor) -> None:
+        """Take both sets of gradients.
+
+        x, y: int64 (micro_batch_size, seq_len), with the strides that training uses, such as its last
+        micro_batch: other strides would not fit the compiled code.
+
+        Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together,
+        each with a micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it
+        then is not the code that trained.
+        """
+        self._training = training
+        self._batch = x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
+        self._trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
+        with _exact_sums():
+            self._eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
+        self._differences = _relative(self._trained, self._eager)
+
+    @property
+    def difference(self) -> float:
+        """The largest relative difference between a parameter's gradients as trained and in eager torch.
+
+        Per parameter, the difference is ||trained - eager|| / ||eager||, or relative to the norm of all
+        gradients where its eager gradient is zero.
+        """
+        return self._differences.max().item()
+
+    def error_over_eager(self) -> float | None:
+        """Return how many times as far from float32's gradients the trained ones are as those of eager torch.
+
+        It is the largest ratio over the parameters that differ by more than GRADIENT_TOLERANCE. Where the
+        parts of a gradient's sum cancel, their rounding errors do not, so that a number format can explain
+        more than that; then eager code is as far off. 0 where no parameter differs so much; LARGEST_RATIO
+        where it is more than that. None where nothing is rounded more than in float32, and where float32 is
+        no reference: for 8-bit matmuls, weights in bfloat16, shards. Memory: a third set of gradients, and
+        those of a step in float32 on one sequence.
+        """
+        toggles, precision = self._training.toggles, self._training.toggles.precision_class()
+        if toggles.shards_gradients or toggles.weights != "float32" or precision in ("float32", "float8"):
+            return None
+        beyond = ~(self._differences <= GRADIENT_TOLERANCE[precision])  # NaN, too
+        exact = _exact_gradients(self._training, *self._batch)
+        ratios = _relative(self._trained, exact) / _relative(self._eager, exact)
+        bounded = ratios.nan_to_num(nan=LARGEST_RATIO).clamp(max=LARGEST_RATIO)
+        return torch.where(beyond, bounded, 0.0).max().item()
+
+
 def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
-    """Return the largest relative difference between a parameter's gradients as trained and in eager torch.
-
-    x, y: one micro-batch, int64 (micro_batch_size, seq_len), with the strides that training uses, such as its
-    last micro_batch: other strides would not fit the compiled code. Per parameter, the difference is
-    ||trained - eager|| / ||eager||, or relative to the norm of all gradients where its eager gradient is
-    zero. Memory: two sets of gradients beyond those of an eager step on at most EAGER_SEQUENCES sequences.
-    Weights and the optimiser are left unchanged, and so is their .grad, except that sharded gradients are
-    dropped; no torch mode stays set.
-
-    Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each
-    with a micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is
-    not the code that trained.
-    """
-    x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
-    trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
-    with _exact_sums():
-        eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
-    return _relative(trained, eager).max().item()
-
-
-def error_over_eager(training: Training, x: Tensor, y: Tensor) -> float | None:
-    """Return how many times as far from float32's gradients the trained ones are as those of eager torch.
-
-    It is the largest ratio over the parameters that differ by more than GRADIENT_TOLERANCE. Where the parts
-    of a gradient's sum cancel, its rounding errors do not, so that a number format may explain much more than
-    that: then eager code is as far off. 0 where no parameter differs so much. None where nothing is rounded
-    more than in float32, and where float32 is no reference: for 8-bit matmuls, weights in bfloat16, shards.
-
-    x, y: as for gradient_difference(), which has the conditions, too. Memory: one more set of gradients.
-    """
-    toggles, precision = training.toggles, training.toggles.precision_class()
-    if toggles.shards_gradients or toggles.weights != "float32" or precision in ("float32", "float8"):
-        return None
-    x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
-    trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
-    with _exact_sums():
-        eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
-    exact = _exact_gradients(training, x, y)
-    beyond = _relative(trained, eager) > GRADIENT_TOLERANCE[precision]
-    errors = _relative(eager, exact).clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.where(beyond, _relative(trained, exact) / errors, 0.0).max().item()
+    """Return the difference that a GradientCheck finds."""
+    return GradientCheck(training, x, y).difference
 
 
 def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
-    """Return ||found - expected|| / ||expected|| per parameter; see gradient_difference()."""
+    """Return ||found - expected|| / ||expected|| per parameter, as GradientCheck.difference has it."""
     norms = torch.stack([full_tensor(gradient.norm()) for gradient in expected])
     differences = torch.stack([full_tensor((a - b).norm()) for a, b in zip(found, expected, strict=True)])
     return differences / torch.where(norms > 0, norms, norms.norm())
 
 
 def _exact_gradients(training: Training, x: Tensor, y: Tensor) -> Sequence[Tensor]:
-    """Return gradients as gradients() does, computed in float32 throughout."""
-    model = training.model
+    """Return gradients as gradients() does, of the float32 weights, computed in float32 throughout."""
+    model, optimizer = training.model, training.optimizer
     with torch.device("meta"):
         exact = GPT2(replace(model.config.plain, residual="float32"))
     exact.load_state_dict(model.state_dict(keep_vars=True), assign=True)
     exact.future, exact.pad_bias = model.future, model.pad_bias
-    autocast, precision = training.autocast, torch.get_float32_matmul_precision()
+    copies = optimizer.copies if isinstance(optimizer, CompiledAdamW) else {}
+    originals = {id(copy): weight for weight, copy in copies.items()}
+    autocast, leaves = training.autocast, training.leaves
+    precision = torch.get_float32_matmul_precision()
     # Whichever of torch's kernels the process is set to may take no float32.
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     try:
         training.autocast = contextlib.nullcontext
+        training.leaves = [originals.get(id(leaf), leaf) for leaf in leaves]
         torch.set_float32_matmul_precision("highest")
         with sdpa_kernel(kernels):
-            return gradients(training, exact, x, y, "force_eager", EAGER_SEQUENCES)
+            return gradients(training, exact, x, y, "force_eager", 1)
     finally:
-        training.autocast = autocast
+        training.autocast, training.leaves = autocast, leaves
         torch.set_float32_matmul_precision(precision)
 
 

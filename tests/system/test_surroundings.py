@@ -405,6 +405,23 @@ def test_an_empty_argument_is_not_taken_for_the_working_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "before"),
+    [
+        (["gpt2", "train", "tiny", "--set", "steps=2"], "gpt2: "),
+        (["bench", "plan", "smoke"], "bench: "),
+        (["bench", "run", "smoke"], "bench: this machine could not be probed: torch: "),
+    ],
+)
+def test_a_log_that_torch_does_not_have_is_told_in_one_line(
+    words: list[str], before: str, tmp_path: Path
+) -> None:
+    done = program(*words, cwd=tmp_path, TORCH_LOGS="+dynamo,bogus")
+    assert done.returncode == 2
+    said = "TORCH_LOGS=+dynamo,bogus names a log that torch has not; correct or unset it"
+    assert done.stderr == f"{before}{said}\n"
+
+
 def test_a_prompt_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in (["sample", "runs/mine", "--prompt", ""], ["sample", "runs/mine", "--prompt="]):
         monkeypatch.setattr(sys, "argv", ["gpt2", *words])

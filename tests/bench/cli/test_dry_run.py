@@ -119,9 +119,9 @@ def test_a_ladder_over_kinds_of_device_says_of_each_whether_it_is_here() -> None
 @pytest.mark.parametrize(
     ("ladder", "chip", "says"),
     [
-        ("tpu", "H100 SXM", "needs device: xla; H100 SXM is a cuda device"),
-        ("cuda", "TPU v4", "needs device: cuda; TPU v4 is a xla device"),
-        ("cuda", "M1 Max", "needs device: cuda; M1 Max is a mps device"),
+        ("tpu", "H100 SXM", "trains on device: xla; H100 SXM has device: cuda"),
+        ("cuda", "TPU v4", "trains on device: cuda; TPU v4 has device: xla"),
+        ("cuda", "M1 Max", "trains on device: cuda; M1 Max has device: mps"),
     ],
 )
 def test_no_rung_can_run_on_a_chip_of_another_kind(ladder: str, chip: str, says: str) -> None:

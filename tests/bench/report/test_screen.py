@@ -161,6 +161,12 @@ def test_words_stand_in_place_of_figures_that_are_not_there(status: str, words: 
     assert "Traceback" not in shown
 
 
+def test_a_rung_that_ran_though_it_was_expected_to_fail_counts_and_a_warning_says_so() -> None:
+    shown = text(board(expect="out_of_memory"))
+    assert "not counted" not in shown
+    assert re.search(r"^! .+: ran, though expected: out of memory$", shown, re.MULTILINE)
+
+
 def test_an_outcome_that_was_the_point_is_called_expected() -> None:
     shown = text(board(status="out_of_memory", expect="out_of_memory", error="no room", measurement=None))
     assert "out of memory, as expected" in shown

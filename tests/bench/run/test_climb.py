@@ -276,6 +276,16 @@ def test_a_far_slower_rung_is_told_at_which_speed_to_end_itself(ladder: Ladder) 
     assert status_words(row) == "not carried: 0.07x"
 
 
+@pytest.mark.parametrize(("expect", "code"), [("out_of_memory", 4), ("inert", 0)])
+def test_a_rung_that_was_tried_refutes_that_it_has_no_memory_but_not_that_it_does_nothing(
+    expect: str, code: int, write_ladder
+) -> None:
+    rungs = FOUR.replace("{name: c, ", f"{{name: c, expect: {expect}, ")
+    records = of_speeds(load(write_ladder(rungs, carry="if_faster", repeats=3)), SPEEDS)
+    assert scoreboard(records).rows[2].status == "not_carried"
+    assert exit_code(records) == code
+
+
 def without_tries(records: list[Record]) -> Scoreboard:
     return scoreboard([r for r in records if r.kind != "scout"])
 

@@ -184,21 +184,36 @@ def test_what_a_gpu_has_in_use_is_looked_at_before_the_device_is_opened(
     assert seen == ["GPU 1", "opened"]
 
 
+class FakeCheck:
+    """Gradients that are so far apart."""
+
+    def __init__(self, difference: float, error: float | None) -> None:
+        self.difference, self._error = difference, error
+
+    def error_over_eager(self) -> float:
+        if self._error is None:
+            raise RuntimeError("out of memory")
+        return self._error
+
+
 @pytest.mark.parametrize(
-    ("difference", "expected"),
+    ("difference", "error", "expected"),
     [
-        (0.01, {"gradient_difference": 0.01}),
-        (0.09, {"gradient_difference": 0.09, "gradient_error_over_eager": 1.2}),
-        (math.inf, {"gradient_difference": math.inf}),
+        (0.01, 1.2, {"gradient_difference": 0.01}),
+        (0.09, 1.2, {"gradient_difference": 0.09, "gradient_error_over_eager": 1.2}),
+        (0.09, None, {"gradient_difference": 0.09, "gradient_error_over_eager": None}),
+        (math.inf, 1.2, {"gradient_difference": math.inf}),
     ],
 )
-def test_what_a_number_format_explains_is_looked_for_only_where_gradients_are_far_apart(
-    difference: float, expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+def test_what_a_number_format_explains_is_asked_only_where_gradients_are_far_apart_and_loses_no_difference(
+    difference: float, error: float | None, expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.proofs.gradients.gradient_difference", lambda *given: difference)
-    monkeypatch.setattr("gpt2.proofs.gradients.error_over_eager", lambda *given: 1.2)
+    monkeypatch.setattr("gpt2.proofs.gradients.GradientCheck", lambda *given: FakeCheck(difference, error))
     steps = Namespace(micro_batch=(), toggles=Toggles(autocast="bfloat16"))
-    assert worker._gradients(steps) == expected  # type: ignore[arg-type]
+    told: list[str] = []
+    assert worker._gradients(steps, told) == expected  # type: ignore[arg-type]
+    lost = "gradients could not be compared with those in float32: RuntimeError: out of memory"
+    assert told == ([] if error else [lost])
 
 
 def test_a_recompilation_in_the_window_is_counted() -> None:

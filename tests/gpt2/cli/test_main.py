@@ -199,6 +199,12 @@ def test_a_run_on_generated_tokens_is_judged_on_others(seed: int, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_validation_tokens_that_make_no_sequence_are_too_few_whatever_the_corpus_has(trained: Path) -> None:
+    _, err = done("eval", trained, "--val-corpus", "synthetic", "--val-tokens", "1", code=2)
+    assert "1 validation tokens are too few: a sequence is of" in err
+
+
+@pytest.mark.slow
 def test_a_corpus_given_by_its_folder_goes_by_its_own_name(trained: Path, tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line {n} of a corpus of our own, for nobody else"}) for n in range(400)]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))

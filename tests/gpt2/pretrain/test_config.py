@@ -105,6 +105,12 @@ def test_what_is_wrong_with_a_run_is_said_in_one_line(override: str, said: str, 
     assert "\n" not in str(raised.value)
 
 
+def test_a_misspelt_key_is_named_and_not_the_one_that_it_leaves_missing(path: Path) -> None:
+    path.write_text(path.read_text().replace("workload:", "workloads:", 1))
+    with pytest.raises(ConfigError, match=r"unknown key 'workloads'; did you mean 'workload'\?"):
+        load(str(path))
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "steps: [", "\x00", "steps: 3"])
 def test_a_file_that_is_no_run_is_refused(text: str, path: Path) -> None:
     path.write_text(text)

@@ -96,6 +96,19 @@ def test_the_validation_loss_is_the_mean_over_the_first_tokens_of_the_corpus(tmp
     assert found.values["loss"] == pytest.approx(F.cross_entropy(logits, tokens[1:]).item(), abs=1e-5)
 
 
+@pytest.mark.parametrize(("steps_of_tokens", "said"), [(59, 0), (60, 1)])
+def test_a_validation_as_long_as_twenty_steps_is_announced_once(
+    steps_of_tokens: int, said: int, tmp_path: Path
+) -> None:
+    per_step = tiny_run().toggles.tokens_per_step(32)
+    run = tiny_run(evaluation={"val_every": 4, "val_tokens": steps_of_tokens * per_step})
+    found = list(events(run, tmp_path))
+    notes = [event for event in found if "takes as long as 20 steps" in event.values.get("text", "")]
+    assert len(notes) == said
+    if said:
+        assert found.index(notes[0]) < [event.kind for event in found].index("val")
+
+
 def test_validation_leaves_the_training_as_it_is(tmp_path: Path) -> None:
     often = tiny_run(evaluation={"val_every": 1, "val_tokens": 256})
     never = tiny_run(evaluation={"val_every": 0})

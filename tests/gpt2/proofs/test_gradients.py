@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -8,10 +9,16 @@ from torch.fx import GraphModule
 from trainings import FOUR, start
 
 from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.model.autograd import B
+from gpt2.model.autograd import A, B
 from gpt2.model.model import GPT2
 from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.gradients import EAGER_SEQUENCES, error_over_eager, gradient_difference, gradients
+from gpt2.proofs.gradients import (
+    EAGER_SEQUENCES,
+    GradientCheck,
+    _exact_gradients,
+    gradient_difference,
+    gradients,
+)
 from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -99,14 +106,20 @@ def test_one_gradient_that_is_a_tenth_too_large_is_found(autocast: str, place: i
 
 def error_of(training: Training) -> float | None:
     assert training.micro_batch is not None
-    return error_over_eager(training, *training.micro_batch)
+    return GradientCheck(training, *training.micro_batch).error_over_eager()
+
+
+@pytest.fixture
+def no_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any parameter's difference is too large."""
+    for precision in GRADIENT_TOLERANCE:
+        monkeypatch.setitem(GRADIENT_TOLERANCE, precision, 0.0)
 
 
 @pytest.mark.parametrize(("scale", "least", "most"), [(1.001, 0.5, 1.5), (1.1, 10.0, 1e3)])
 def test_an_error_as_small_as_rounding_is_as_far_from_float32_as_eager_code_and_a_fault_many_times_as_far(
-    scale: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+    scale: float, least: float, most: float, no_tolerance: None
 ) -> None:
-    monkeypatch.setitem(GRADIENT_TOLERANCE, "bfloat16", 0.0)  # any parameter's difference counts
     found = error_of(trained(scale, "bfloat16"))
     assert found is not None
     assert least < found < most
@@ -114,6 +127,28 @@ def test_an_error_as_small_as_rounding_is_as_far_from_float32_as_eager_code_and_
 
 def test_gradients_within_the_tolerance_have_no_error_to_explain() -> None:
     assert error_of(trained(1.0, "bfloat16")) == 0.0
+
+
+ROUNDED = [
+    {"autocast": "bfloat16", **CASTS, "tied_gradient": "rows"},
+    {"autocast": "bfloat16", "residual": "bfloat16"},
+    {"autocast": "bfloat16", "recompute": "block"},
+    {"autocast": "float16"},
+    {"matmul_precision": "medium"},
+]
+
+
+@pytest.mark.parametrize("changes", ROUNDED, ids=str)
+def test_a_gelu_of_ours_is_as_exact_as_torchs_and_one_with_a_fault_is_not(
+    changes: dict[str, str], no_tolerance: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for coefficient in (A, 0.8 * A):
+        monkeypatch.setattr("gpt2.model.autograd.A", coefficient)
+        training = start(replace(FOUR, gelu="sigmoid", **changes))
+        next(training)
+        found.append(error_of(training))
+    assert found[0] < 2 < found[1]
 
 
 @pytest.mark.parametrize(
@@ -125,13 +160,38 @@ def test_where_float32_gives_no_reference_no_error_is_told(changes: dict[str, st
     assert error_of(training) is None
 
 
-def test_gradients_in_float32_leave_autocast_matmul_precision_and_kernels_as_they_were() -> None:
+def test_an_error_that_has_no_bound_is_told_as_a_number(no_tolerance: None) -> None:
+    found = error_of(trained(float("nan"), "bfloat16"))
+    assert found == 1e6
+
+
+def test_gradients_in_float32_are_those_of_the_weights_at_full_precision() -> None:
+    training = start(replace(FOUR, autocast="bfloat16", matmul_precision="medium"))
+    next(training)
+    assert training.micro_batch is not None
+    exact = _exact_gradients(training, *training.micro_batch)
+    plain = start(FOUR)
+    plain.model.load_state_dict(training.model.state_dict())
+    torch.set_float32_matmul_precision("highest")
+    expected = gradients(plain, plain.model, *training.micro_batch, "force_eager", 1)
+    for a, b in zip(exact, expected, strict=True):
+        assert ((a - b).norm() / b.norm()).item() < 1e-5
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_gradients_in_float32_leave_modes_and_leaves_as_they_were(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training = start(replace(FOUR, autocast="bfloat16", matmul_precision="medium", attention="sdpa"))
     next(training)
+    assert training.micro_batch is not None
     torch.backends.cuda.enable_flash_sdp(False)
-    before = training.autocast
-    assert error_of(training) == 0.0
-    assert training.autocast is before
+    before = training.autocast, training.leaves
+    if fails:
+        monkeypatch.setattr("gpt2.proofs.gradients.gradients", None)
+    with pytest.raises(TypeError) if fails else nullcontext():
+        _exact_gradients(training, *training.micro_batch)
+    assert (training.autocast, training.leaves) == before
     assert torch.get_float32_matmul_precision() == "medium"
     assert not torch.backends.cuda.flash_sdp_enabled()
 
