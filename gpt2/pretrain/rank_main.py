@@ -101,6 +101,9 @@ def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: i
                 moved = True
                 gone = f"{options.folder} was moved or removed"
                 _say(f"{gone}: new checkpoints go there, metrics to where it is now")
+                with contextlib.suppress(OSError, Locked):  # the lock has moved with the folder
+                    options.folder.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(exclusive(options.folder))
             for sink in list(sinks):
                 try:
                     sink.write(event)

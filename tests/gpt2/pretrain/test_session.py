@@ -30,6 +30,7 @@ from gpt2.config.workload import PRESETS
 from gpt2.data.batches import Batches
 from gpt2.data.corpora.prepare import prepare
 from gpt2.files.cache import DataError
+from gpt2.files.lock import Locked, exclusive
 from gpt2.model.model import build
 from gpt2.pretrain import checkpoint_tensors, rank_main
 from gpt2.pretrain import session as sessions
@@ -982,6 +983,11 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
         genuine(self, event)
         if (event.kind, event.step) == ("step", 5):
             (tmp_path / "here").rename(tmp_path / "there")
+
+        if (event.kind, event.step) == ("step", 7):  # nobody else may write into either folder
+            for folder in ("here", "there"):
+                with pytest.raises(Locked), exclusive(tmp_path / folder):
+                    pass
 
     monkeypatch.setattr(MetricsFile, "write", moving)
     assert rank_main.run_rank(tiny_run(steps=8), SessionOptions(folder=tmp_path / "here")) == 0
