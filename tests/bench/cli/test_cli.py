@@ -232,8 +232,10 @@ def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> N
     done = bench("plan", "ladders/h100.yaml", "--chip", "a100")
     assert "did you mean: A100 SXM" in done.stderr
     assert "did you mean: H100 SXM" in bench("plan", "ladders/h100.yaml", "--chip", "H100 SMX").stderr
+    assert "trains on a CPU" in bench("plan", "ladders/mps.yaml", "--chip", "M1 Max").stdout
     done = bench("plan", "ladders/cpu.yaml", "--chip", "H100 SXM")
-    assert "trains on a CPU" in done.stdout
+    assert done.returncode == 2
+    assert "all rungs train on a CPU; --chip is for those of a GPU or TPU" in done.stderr
 
 
 def test_a_plan_counts_the_processes_that_the_run_will_take(
