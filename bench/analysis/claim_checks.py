@@ -136,6 +136,12 @@ def divergence(rung: Sequence[Record]) -> str | None:
     return None
 
 
+def rounding_explains_gradients(m: Measurement) -> bool:
+    """Whether gradients beyond their tolerance are about as near to float32's as those of eager code."""
+    over_eager = m.gradient_error_over_eager
+    return over_eager is not None and over_eager <= MOST_ERROR_OVER_EAGER
+
+
 def _gradients_differ(rung: Sequence[Record]) -> str | None:
     allowed = GRADIENT_TOLERANCE[toggles_of(rung).precision_class()]
     for record in rung:
@@ -144,9 +150,9 @@ def _gradients_differ(rung: Sequence[Record]) -> str | None:
             return "its gradients, or those of eager code, are not finite"
         if difference is not None and not difference <= allowed:
             assert record.measurement
+            if rounding_explains_gradients(record.measurement):
+                continue
             over_eager = record.measurement.gradient_error_over_eager
-            if over_eager is not None and over_eager <= MOST_ERROR_OVER_EAGER:
-                continue  # eager code is about as far from float32's
             apart = f"gradients by {difference:.2%} from those of eager code"
             if over_eager is None:
                 return f"{apart}; the number formats explain {allowed:.2%}"

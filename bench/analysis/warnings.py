@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import filterfalse
 
+from bench.analysis.claim_checks import rounding_explains_gradients
 from bench.analysis.row import status_of
 from bench.analysis.run_records import RunRecords, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
@@ -12,7 +13,6 @@ from bench.format import NUMBER, number
 from bench.ladder.shipped import QUICK
 from bench.records.record import RUNGS, Outcome, Record
 from bench.stats import LOUD
-from gpt2.config.tolerances import MOST_ERROR_OVER_EAGER
 
 BUSY = 2.0
 """Runnable processes per core before a process starts, above which something else must have been running."""
@@ -71,10 +71,9 @@ def warnings(board: Scoreboard) -> list[str]:
         if m.gc_seconds and m.gc_seconds > GC_SHARE * sum(m.block_seconds):
             share = m.gc_seconds / sum(m.block_seconds)
             lines.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
-        over_eager = m.gradient_error_over_eager
-        if m.gradient_difference and over_eager is not None and over_eager <= MOST_ERROR_OVER_EAGER:
+        if m.gradient_difference and rounding_explains_gradients(m):
             apart = f"its gradients are up to {m.gradient_difference:.1%} from those of eager code"
-            both = f"both are as far from float32's, by a factor of {over_eager:.1f} at most"
+            both = f"both are as far from float32's, by a factor of {m.gradient_error_over_eager:.1f} at most"
             lines.append(f"{where}: {apart}, but {both}: rounding explains it")
         if m.skipped_steps:
             skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"

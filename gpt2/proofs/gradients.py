@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
+from gpt2.config.workload import GPT2Config
 from gpt2.model.model import GPT2, Linear
 from gpt2.training.distributed import full_tensor
 from gpt2.training.optimizer import CompiledAdamW
@@ -31,13 +32,19 @@ def _plain(training: Training) -> GPT2:
     model = training.model
     if training.toggles.shards_gradients or training.toggles.float8 != "none":
         return model
-    with torch.device("meta"):
-        other = GPT2(model.config.plain)
-    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
-    other.future, other.pad_bias = model.future, model.pad_bias
+    other = _sharing_weights(model, model.config.plain)
     for mine, its in zip(model.modules(), other.modules(), strict=True):
         if isinstance(mine, Linear) and isinstance(its, Linear):
             its.copy = mine.copy
+    return other
+
+
+def _sharing_weights(model: GPT2, config: GPT2Config) -> GPT2:
+    """Return a model of another config on the very parameters of this one."""
+    with torch.device("meta"):
+        other = GPT2(config)
+    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    other.future, other.pad_bias = model.future, model.pad_bias
     return other
 
 
@@ -110,10 +117,7 @@ def _relative(found: Sequence[Tensor], expected: Sequence[Tensor]) -> Tensor:
 def _exact_gradients(training: Training, x: Tensor, y: Tensor) -> Sequence[Tensor]:
     """Return gradients as gradients() does, of the float32 weights, computed in float32 throughout."""
     model, optimizer = training.model, training.optimizer
-    with torch.device("meta"):
-        exact = GPT2(replace(model.config.plain, residual="float32"))
-    exact.load_state_dict(model.state_dict(keep_vars=True), assign=True)
-    exact.future, exact.pad_bias = model.future, model.pad_bias
+    exact = _sharing_weights(model, replace(model.config.plain, residual="float32"))
     copies = optimizer.copies if isinstance(optimizer, CompiledAdamW) else {}
     originals = {id(copy): weight for weight, copy in copies.items()}
     autocast, leaves = training.autocast, training.leaves

@@ -10,6 +10,7 @@ from shown import to_markdown
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import exit_code
+from bench.analysis.warnings import warnings
 from bench.records.measurement import Measurement, Proof
 from gpt2.config.toggles import Toggles
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
@@ -107,6 +108,15 @@ def test_gradients_far_from_eager_code_pass_only_where_eager_code_is_about_as_fa
     found = measurement(gradient_difference=0.09, gradient_error_over_eager=error)
     row = second(record("b", 1, toggles=compiled, measurement=found))
     assert (row.status, row.error) == (status, says)
+
+
+def test_a_warning_says_where_rounding_explains_gradients_that_are_far_from_eager_code() -> None:
+    compiled = replace(CUDA, compile="default", autocast="bfloat16")
+    found = measurement(gradient_difference=0.09, gradient_error_over_eager=1.2)
+    board = scoreboard([record(), record("b", 1, toggles=compiled, measurement=found)])
+    (said,) = [line for line in warnings(board) if "rounding explains it" in line]
+    assert said.startswith("b, round 1: its gradients are up to 9.0% from those of eager code")
+    assert "by a factor of 1.2 at most" in said
 
 
 def held(losses: list[float], first: list[float] | None = None) -> list[Row]:
