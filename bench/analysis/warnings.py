@@ -24,7 +24,7 @@ GC_SHARE = 0.01
 
 def warnings(board: Scoreboard) -> list[str]:
     """Warnings of the processes, and those that only all of them together show."""
-    # Of the processes that only tried a rung no figure is shown.
+    # Of the processes that only tried a rung no figure is shown, but what disturbed them may have misled.
     records = [record for record in board.records if record.begun and record.kind != "scout"]
     machine = board.environment
     fastest = board.records_of(board.fastest) if board.fastest else []
@@ -33,8 +33,13 @@ def warnings(board: Scoreboard) -> list[str]:
     def weighs(line: str) -> bool:
         return not fastest or NUMBER.sub("#", line) in of_fastest
 
+    # Of tries alone the rounds do not suffer.
+    told, last = disturbed(board), list[str]()
+    if not any(record.disturbed for record in records):
+        told, last = last, told
     lines = [
-        *_grouped(records, lambda record: (*disturbances(record), *filter(weighs, record.warnings))),
+        *told,
+        *_grouped(records, lambda record: [*filter(weighs, record.warnings)]),
         *ended_early(board),
     ]
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
@@ -84,7 +89,7 @@ def warnings(board: Scoreboard) -> list[str]:
     if any(record.environment.dirty for record in records):
         lines.append(f"measured on a changed checkout of commit {machine.commit}")
     # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
-    return [*lines, *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)])]
+    return [*lines, *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)]), *last]
 
 
 def beyond_peak(board: Scoreboard) -> list[str]:
@@ -123,23 +128,20 @@ def disturbances(record: Record | Outcome) -> list[str]:
     return lines
 
 
-def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -> list[str]:
+def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]], which: str = "") -> list[str]:
     """One line for warnings that differ in numbers only, which become ranges.
 
-    of: the warnings of a record.
+    of: the warnings of a record. which: the records that have them, in words.
     """
     by_kind: dict[str, list[str]] = {}
     processes: dict[str, set[int]] = {}
-    kinds_of_disturbance: set[str] = set()
     for place, record in enumerate(records):
-        kinds_of_disturbance |= {NUMBER.sub("#", line) for line in disturbances(record)}
         for warning in of(record):
             kind = NUMBER.sub("#", warning)
             by_kind.setdefault(kind, []).append(warning)
             processes.setdefault(kind, set()).add(place)
     lines = []
     for kind, alike in by_kind.items():
-        which = _which(records) if kind in kinds_of_disturbance else ""
         among = f" (in {len(processes[kind])} of {len(records)} processes{which})"
         lines.append(f"{_range(alike)}{among if len(records) > 1 else ''}")
     return lines
@@ -163,7 +165,8 @@ def _which(records: Sequence[Record]) -> str:
 
 def disturbed(board: Scoreboard) -> list[str]:
     """A line for each kind of disturbance of a run's processes."""
-    return _grouped([record for record in board.records if record.begun], disturbances)
+    records = [record for record in board.records if record.begun]
+    return _grouped(records, disturbances, _which(records))
 
 
 def _range(alike: Sequence[str]) -> str:

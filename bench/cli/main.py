@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from bench.cli import completion as complete
 from bench.cli import machine, quick, report, sweep, turns
 from bench.cli.options import (
     Ablate,
@@ -155,9 +154,7 @@ def plan(
     data: Annotated[Path | None, typer.Option("--data", help="As for bench run; no corpus is read.")] = None,
     chip: Annotated[
         str | None,
-        typer.Option(
-            help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips
-        ),
+        typer.Option(help='Whether it fits into another chip, such as "H100 SXM".'),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="All of each cell, and all notes.")] = False,
 ) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli import completion as complete
 from bench.errors import BenchError
 from gpt2.terminal import finite
 
@@ -19,7 +18,6 @@ LadderFile = Annotated[
     typer.Argument(
         metavar="LADDER",
         help="A ladder's file, or its name in bench ladders, such as smoke.",
-        autocompletion=complete.ladders,
     ),
 ]
 Overrides = Annotated[
@@ -28,14 +26,11 @@ Overrides = Annotated[
         "--set",
         metavar="PATH=VALUE",
         help="Override workload.X, protocol.X or toggles.X (every rung).",
-        autocompletion=complete.overrides,
     ),
 ]
 RungNames = Annotated[
     str | None,
-    typer.Option(
-        "--rungs", metavar="A,B", help="Only the rungs of these names.", autocompletion=complete.rungs
-    ),
+    typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names."),
 ]
 Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")]
 Until = Annotated[

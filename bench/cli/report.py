@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli import completion as complete
 from bench.cli.options import Markdown, Plots, Price
 from bench.cli.terminal import cannot_write, print_brief, print_parts, say
 from bench.errors import BenchError
@@ -43,7 +42,6 @@ def report(
         typer.Option(
             metavar="FILE:RUNG",
             help="Also compare the rungs of all RESULTS with this rung, in one table.",
-            autocompletion=complete.results_and_rungs,
         ),
     ] = None,
     full: Annotated[
@@ -143,7 +141,6 @@ def compare(
         typer.Argument(
             metavar="A B...",
             help="Results files or folders; FILE:RUNG is one rung of them.",
-            autocompletion=complete.results_and_rungs,
         ),
     ],
     fail_if: Annotated[

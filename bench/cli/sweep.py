@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench.cli import completion as complete
 from bench.cli.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
 from bench.cli.terminal import after_measuring, report_end, say
 from bench.errors import BenchError
@@ -35,7 +34,6 @@ def sweep(
         typer.Argument(
             metavar="LADDER[:RUNG]",
             help="A ladder, and its rung to vary (default: the last).",
-            autocompletion=complete.ladders_and_rungs,
         ),
     ],
     over: Annotated[
@@ -43,7 +41,6 @@ def sweep(
         typer.Option(
             "--over",
             metavar="PATH=A,B,...",
-            autocompletion=complete.axes,
             help="Values of toggles.X or workload.X; several --over make a grid. With the dots, "
             "toggles.micro_batch_size=1,2,... doubles until out of memory, then finds the largest that fits.",
         ),

@@ -22,7 +22,7 @@ from bench.analysis.cross_run import RungView
 from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import group_by, measured, varying
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.warnings import beyond_peak, disturbed, ended_early, warnings
+from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
     GIB,
     number,
@@ -497,9 +497,7 @@ def marks(board: Scoreboard) -> Iterator[str]:
 def warnings_by_weight(board: Scoreboard) -> list[str]:
     """What speaks against the figures, first what can change them most."""
     found = [*beyond_peak(board), *ended_early(board), *noise_warnings(board)]
-    if any(record.disturbed for record in board.records if record.kind != "scout"):
-        found += disturbed(board)
-    return [plain(line) for line in dict.fromkeys([*found, *warnings(board), *disturbed(board)])]
+    return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
 
 
 def bar(share: float, columns: int = BAR_COLUMNS) -> str:

@@ -245,5 +245,7 @@ class Climb:
         ladder = self._ladder.carrying(without=self._without)
         rungs = [rung for rung in ladder.rungs if rung.name in self._chosen]
         kept = listed([rung.name for rung in rungs[1:] if not rung.external])
-        note(f"carried: {kept}" if kept else "carried: nothing, for no change makes training faster here")
+        ran = any(record.measurement for record in self._tried if record.rung_index != rungs[0].index)
+        why = "no change makes training faster here" if ran else "no change could be measured here"
+        note(f"carried: {kept or f'nothing, for {why}'}")
         return Rounds(ladder, rungs, self._ablate, self._limit)

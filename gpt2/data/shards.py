@@ -41,7 +41,7 @@ class Shards:
         self.is_text = False
         """True if these are known to be tokens of GPT-2's vocabulary."""
         self._arrays = arrays
-        self._looks: list[tuple[Path, dict[str, Any]]] = []
+        self._fingerprints: list[tuple[Path, dict[str, Any]]] = []
         self._vocab_size = vocab_size
         self._ends = np.cumsum([len(array) for array in arrays])
         self.tokens: int | None = int(self._ends[-1])
@@ -66,16 +66,16 @@ class Shards:
             )
         return found
 
-    def watch(self, files: dict[Path, str], looks: list[dict[str, Any]]) -> None:
+    def watch(self, files: dict[Path, str], fingerprints: list[dict[str, Any]]) -> None:
         """Record the files, their sha256 and their state, so that reads notice changes."""
         self.files = files
-        self._looks = list(zip(files, looks, strict=True))
+        self._fingerprints = list(zip(files, fingerprints, strict=True))
 
     def _check(self, shard: int) -> None:
         """Raise DataError where a file was written to; one that replaces it leaves the mapped tokens."""
-        if not self._looks:
+        if not self._fingerprints:
             return
-        path, before = self._looks[shard]
+        path, before = self._fingerprints[shard]
         try:
             now = fingerprint(path)
             if now == before or now["inode"] != before["inode"]:
@@ -85,7 +85,7 @@ class Shards:
             return
         if not same:
             raise DataError(f"corpus {self.name!r}: {path} changed since it was opened; put back what it was")
-        self._looks[shard] = path, now
+        self._fingerprints[shard] = path, now
 
 
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
@@ -97,7 +97,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
-    looks = [fingerprint(path) for path in paths]
+    fingerprints = [fingerprint(path) for path in paths]
     found = cached_facts(paths, "tokens 2", lambda: _read_all(paths))
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
@@ -113,7 +113,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
                 "of the synthetic corpus), and see that they are little-endian uint16"
             )
     corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
-    corpus.watch(dict(zip(paths, found["files"], strict=True)), looks)
+    corpus.watch(dict(zip(paths, found["files"], strict=True)), fingerprints)
     return corpus
 
 

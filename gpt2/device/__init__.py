@@ -16,6 +16,7 @@ from gpt2.device.cuda import Cuda
 from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
 from gpt2.device.xpu import Xpu
+from gpt2.hardware.host import loopback_answers
 
 __all__ = [
     "DEVICES", "ChipUse", "Cpu", "Cuda", "Device", "DeviceError", "Launches", "Mps", "PeakMemory", "Xla",
@@ -39,6 +40,9 @@ def find(toggles: Toggles) -> Device:
 def check(toggles: Toggles, device: Device) -> None:
     """Raise UnsupportedToggle where the kind of device, or this one, does not support a toggle."""
     constraints.check(toggles)
+    if toggles.processes > 1 and not loopback_answers():  # torch would try for half an hour
+        reason = "has processes that meet at 127.0.0.1, which does not answer here; run: ip link set lo up"
+        raise UnsupportedToggle("world_size", toggles.world_size, reason)
     for toggle in fields(toggles):
         if reason := device.refuses(toggle.name, toggles):
             raise UnsupportedToggle(toggle.name, getattr(toggles, toggle.name), reason)

@@ -117,7 +117,7 @@ def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, 
     if (after := [_sampled(path) for path in paths]) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
-    newest = max(look["ctime_ns"] for look in before)  # not mtime, which archives set to any time
+    newest = max(each["ctime_ns"] for each in before)  # not mtime, which archives set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
         kept = json.dumps({"files": before, "facts": facts}).encode()
         with contextlib.suppress(DataError, OSError), atomic_write(_facts_file(key)) as file:

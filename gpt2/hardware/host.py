@@ -236,6 +236,16 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def loopback_answers() -> bool:
+    """Return whether processes of this machine can meet at 127.0.0.1, as its ranks do."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}
 """Instruction sets of which oneDNN's small matmuls need one, by number format."""
 

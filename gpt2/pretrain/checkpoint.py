@@ -74,11 +74,11 @@ class Saved:
     """State of the gradient scaler for float16."""
     guard: dict[str, Any] = field(default_factory=dict)
     """State of gpt2.pretrain.anomaly.Guard: losses and gradient norms of recent steps."""
-    looked: bool = True
+    evaluated: bool = True
     """True if the evaluations due at this step were made before the checkpoint was written."""
     val_loss: float | None = None
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
-    looking_seconds: float = 0.0
+    evaluating_seconds: float = 0.0
     """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
     other_vocabulary: bool = False
     """True for weights imported with another tokenizer than GPT-2's, and for what was trained from them."""
@@ -87,6 +87,9 @@ class Saved:
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 
+
+RENAMED = {"looked": "evaluated", "looking_seconds": "evaluating_seconds"}
+"""Fields of Saved by the names that older checkpoints have for them."""
 
 STEP = re.compile(r"step-(\d{8,})")
 
@@ -149,6 +152,7 @@ def read(folder: Path) -> Saved:
         raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        content = {RENAMED.get(name, name): value for name, value in content.items()}
         if content.pop("format") != FORMAT:
             raise CheckpointError(f"{path} is not of a {FORMAT}")
         if (version := content.pop("version")) != VERSION:

@@ -33,7 +33,7 @@ class Display(LiveLine):
         if event.kind == "step":
             self._step(event)
         else:
-            self.print(Text(f"step {event.step}: {_told(event)}"))
+            self.print(Text(f"step {event.step}: {_as_text(event)}"))
 
     def close(self, *, failed: bool = False) -> None:
         return
@@ -76,7 +76,7 @@ def preparing(progress: Iterator[Prepared]) -> None:
                 live.print(line)
 
 
-def _told(event: Event) -> str:
+def _as_text(event: Event) -> str:
     values = event.values
     if event.kind == "val":
         return f"validation loss {values['loss']:.4f} on {values['tokens']:,} tokens of {values['corpus']}"

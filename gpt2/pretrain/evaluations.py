@@ -45,7 +45,7 @@ class Evaluations:
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
         self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
         """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
-        self._told = False
+        self._announced = False
         """Whether it was said, if there is cause, that a validation takes long."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[hellaswag.Example] = []
@@ -72,7 +72,7 @@ class Evaluations:
             if processes == 1 and to_end():
                 raise CutShort
 
-        for every, wanted, look in (
+        for every, wanted, evaluate in (
             (asked.val_every, self.validation, self._validation),
             (asked.hellaswag_every, self.examples, self._hellaswag),
             (asked.sample_every, self.prompts, self._samples),
@@ -80,7 +80,7 @@ class Evaluations:
             if wanted and self._due(every, step):
                 if any(distributed.gather(to_end(), processes)):
                     raise CutShort
-                yield from look(step, heed)
+                yield from evaluate(step, heed)
 
     def due(self, step: int) -> bool:
         """Return whether an evaluation is due before step `step`."""
@@ -97,10 +97,10 @@ class Evaluations:
         as_steps = self.validation.tokens / (
             3 * self.training.toggles.tokens_per_step(self.validation.seq_len)
         )
-        if as_steps >= LONG_VALIDATION and not self._told:
+        if as_steps >= LONG_VALIDATION and not self._announced:
             long = f"validating on {self.validation.tokens:,} tokens takes as long as {as_steps:,.0f} steps"
             yield Event(kind="note", step=step, values={"text": f"{long}: see evaluation.val_tokens"})
-        self._told = True
+        self._announced = True
         start = time.perf_counter()
         loss = self.validation.loss(heed)
         corpus, tokens = self.validation.corpus, self.validation.tokens

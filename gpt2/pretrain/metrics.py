@@ -52,16 +52,16 @@ class Sink(Protocol):
 class MetricsFile:
     """The sink that writes metrics.jsonl in a run's folder.
 
-    step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked:
+    step: number of steps that the run resumes from; later events of an earlier leg are dropped. evaluated:
     whether the evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier
     ones are dropped too. Raises MetricsError.
     """
 
-    def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
+    def __init__(self, folder: Path, step: int = 0, *, evaluated: bool = True) -> None:
         self._path = folder / "metrics.jsonl"
         self.set_aside: Path | None = None
         """New path of metrics that could not be continued: they have no checkpoint, or are damaged."""
-        kept = self._kept(step, looked)
+        kept = self._kept(step, evaluated)
         try:
             with atomic_write(self._path, sync=False) as file:
                 file.write("".join(event.line() for event in kept).encode())
@@ -69,14 +69,14 @@ class MetricsFile:
         except OSError as error:
             raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
 
-    def _kept(self, step: int, looked: bool) -> list[Event]:
+    def _kept(self, step: int, evaluated: bool) -> list[Event]:
         """Return the events up to the checkpoint; a file that cannot be continued is renamed."""
         if not self._path.exists():
             return []
         with contextlib.suppress(MetricsError):
             found = list(read(self._path.parent))
             if step:
-                again = () if looked else EVALUATIONS
+                again = () if evaluated else EVALUATIONS
                 return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
             if not any(event.kind == "step" for event in found):
                 return []

@@ -109,7 +109,7 @@ def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: i
                     sink.write(event)
                 except Exception as error:  # the sinks' libraries raise many types
                     sinks.remove(sink)
-                    failed |= _told_of(error, sink, session)
+                    failed |= _report_failure(error, sink, session)
     if rank == 0:
         early = f"{session.ended_early}; the same command with --resume goes on"
         _say(early if session.ended_early else _done(session))
@@ -136,7 +136,7 @@ def _done(session: Session) -> str:
     return f"all {wanted:,} steps are done: {kept}"
 
 
-def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
+def _report_failure(error: Exception, sink: Sink, session: Session) -> bool:
     """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
     if isinstance(sink, MetricsFile):
         _say(str(error))
@@ -216,7 +216,7 @@ def _sinks(run: TrainingRun, session: Session, *, tensorboard: bool, wandb: bool
     if step <= run.steps or not about.exists():  # else nothing is done of what is asked for
         with atomic_write(about, MetricsError) as file:
             file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
-    files = MetricsFile(options.folder, step, looked=not session.look_first)
+    files = MetricsFile(options.folder, step, evaluated=not session.evaluate_first)
     if files.set_aside:
         why = "have no checkpoint to go on from, or are damaged"
         _say(f"the metrics that were there {why}: now {files.set_aside}")

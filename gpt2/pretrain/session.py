@@ -89,7 +89,7 @@ class Session(Iterator[Event]):
         found = folders(options.checkpoints) if options.resume else []
         # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = distributed.gather(found[-1] if found else None, run.toggles.processes)[0]
-        saved = Saved(shape=Shape.of(run.workload.config), step=0, updates=0, tokens=0, looked=False)
+        saved = Saved(shape=Shape.of(run.workload.config), step=0, updates=0, tokens=0, evaluated=False)
         if self.resumed_from:
             saved = _read(self.resumed_from)
             _comparable(self.resumed_from, saved, run)
@@ -135,16 +135,16 @@ class Session(Iterator[Event]):
             self._note(saved.step, other)
         self._elapsed_before = saved.elapsed_seconds
         self._begun_from = saved.begun_from
-        self.look_first = not saved.looked
+        self.evaluate_first = not saved.evaluated
         """True if the evaluations due before the first step of this leg are still to be made."""
-        self._looked = saved.step if saved.looked else -1
+        self._evaluated_at = saved.step if saved.evaluated else -1
         self._val_loss = saved.val_loss
-        self._seen = (0.0, 0.0)
+        self._loss_and_norm = (0.0, 0.0)
         self._asked_to_end = ""
-        self._keeping_seconds = SPARE_SECONDS
+        self._saving_seconds = SPARE_SECONDS
         self._taken = 0
         self._longest = 0.0
-        self._looking_seconds = saved.looking_seconds
+        self._evaluating_seconds = saved.evaluating_seconds
         chip = device.peaks()
         self._peak = options.peak_flops or (chip.bfloat16 if chip else None)
         self._events = self._go()
@@ -160,21 +160,21 @@ class Session(Iterator[Event]):
         training, run = self.training, self.run
         self.device.reset_peak_memory()
         yield self._event("leg", **self._facts())
-        yield from self._told()
-        look = self.look_first
-        keep = look and self.resumed_from is not None  # rewrites the checkpoint with its evaluations
+        yield from self._pending_notes()
+        due = self.evaluate_first
+        save = due and self.resumed_from is not None  # rewrites the checkpoint with its evaluations
         try:
             while True:
                 step = training.number
-                if look and not self.ended_early:
-                    yield from self._look(step)
-                if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
-                    self._keep()
+                if due and not self.ended_early:
+                    yield from self._evaluate(step)
+                if save and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
+                    self._save()
                 if step >= run.steps or self.ended_early:
                     return
                 yield self._step()
-                yield from self._told()
-                look = keep = True
+                yield from self._pending_notes()
+                due = save = True
         except DataError:
             self._rescue()
             raise
@@ -182,21 +182,21 @@ class Session(Iterator[Event]):
             yield Event(kind="note", step=training.number, values={"text": str(stopped)})
             raise
 
-    def _told(self) -> Iterator[Event]:
+    def _pending_notes(self) -> Iterator[Event]:
         while self._notes:
             yield self._notes.pop(0)
 
-    def _look(self, step: int) -> Iterator[Event]:
+    def _evaluate(self, step: int) -> Iterator[Event]:
         begun, self._val_loss = time.monotonic(), None
         try:
             for event in self.evaluations.at(step, self._cannot_go_on):
                 if event.kind == "val":
                     self._val_loss = event.values["loss"]
                 yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
-            self._looked = step
+            self._evaluated_at = step
         except CutShort:
             self.ended_early = self._asked_to_end or "another rank was asked to end"
-        self._looking_seconds = max(self._looking_seconds, time.monotonic() - begun)
+        self._evaluating_seconds = max(self._evaluating_seconds, time.monotonic() - begun)
         self.device.reset_peak_memory()
 
     def _step(self) -> Event:
@@ -206,7 +206,7 @@ class Session(Iterator[Event]):
         taken = next(training)
         if training.accept is None:
             self._accept(training.number, taken.loss, taken.grad_norm)
-        loss, norm = self._seen
+        loss, norm = self._loss_and_norm
         seconds = time.perf_counter() - start
         self._taken += 1
         # A leg's first step compiles, so its time does not predict later steps.
@@ -233,8 +233,8 @@ class Session(Iterator[Event]):
         mean, ending = distributed.mean(values, self.run.toggles.processes).tolist()
         if ending:
             self.ended_early = self._asked_to_end or "another rank was asked to end"
-        self._seen = mean, grad_norm.item()
-        return self.guard.accepts(step, *self._seen, scaled=self.training.scaler.is_enabled())
+        self._loss_and_norm = mean, grad_norm.item()
+        return self.guard.accepts(step, *self._loss_and_norm, scaled=self.training.scaler.is_enabled())
 
     def _should_end(self) -> bool:
         limit = self.options.seconds
@@ -242,17 +242,17 @@ class Session(Iterator[Event]):
             spent = time.monotonic() - self._begun
             step = self.training.number
             following = (step + 1, step + 2)  # this step and the next must fit
-            looking = self._looking_seconds if any(map(self.evaluations.due, following)) else 0.0
-            keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
-            if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
+            evaluating = self._evaluating_seconds if any(map(self.evaluations.due, following)) else 0.0
+            saving = self._saving_seconds * (1 + any(map(self.run.checkpoints.due, following)))
+            if spent + 2 * self._longest + 1.5 * (evaluating + saving) > limit:
                 self._end_of_time(limit)
         return bool(self._asked_to_end)
 
     def _cannot_go_on(self) -> bool:
         """Return whether an evaluation has to be broken off, while there is time for a checkpoint."""
         limit = self.options.seconds
-        keeping = 1.5 * self._keeping_seconds if self._taken else 0.0  # there is nothing to keep yet
-        if limit is not None and time.monotonic() - self._begun + keeping > limit:
+        saving = 1.5 * self._saving_seconds if self._taken else 0.0  # there is nothing to keep yet
+        if limit is not None and time.monotonic() - self._begun + saving > limit:
             self._end_of_time(limit)
         return bool(self._asked_to_end)
 
@@ -263,13 +263,13 @@ class Session(Iterator[Event]):
         """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""
         already = newest(self.options.folder) == step_folder(self.options.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
-            self._keep()
+            self._save()
 
-    def _keep(self) -> None:
+    def _save(self) -> None:
         start = time.monotonic()
         self.data.batches.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
-        looked, place = self._looked == training.number, self.data.batches.state(training.number)
+        evaluated, place = self._evaluated_at == training.number, self.data.batches.state(training.number)
         folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
@@ -281,9 +281,9 @@ class Session(Iterator[Event]):
             data=self.data.facts | {"stream": place, "validation": self.evaluations.judged_by},
             scaler=training.scaler.state_dict(),
             guard=self.guard.state_dict(),
-            looked=looked,
-            val_loss=self._val_loss if looked else None,
-            looking_seconds=self._looking_seconds,
+            evaluated=evaluated,
+            val_loss=self._val_loss if evaluated else None,
+            evaluating_seconds=self._evaluating_seconds,
             other_vocabulary=self._other_vocabulary,
             begun_from=self._begun_from,
         )
@@ -291,7 +291,7 @@ class Session(Iterator[Event]):
         if distributed.rank() == 0:
             prune(self.options.checkpoints, self.run.checkpoints.keep)
         self.device.release_memory()
-        self._keeping_seconds = time.monotonic() - start
+        self._saving_seconds = time.monotonic() - start
 
     def _facts(self) -> dict[str, Any]:
         commit, changed = git_state()

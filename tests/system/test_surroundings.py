@@ -325,12 +325,10 @@ def test_a_folder_that_torch_can_quote_is_taken(
 
 @pytest.mark.slow
 @pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
-@pytest.mark.parametrize("name", ["it's here", "a folder\twith tabs"])
-def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(
-    name: str, tmp_path: Path
-) -> None:
+def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(tmp_path: Path) -> None:
     from bench.records.record import read
 
+    name = "it's here\twith tabs"
     (tmp_path / name).mkdir()
     path = ladder(tmp_path, "{name: compiled, set: {device: cpu, compile: default}}")
     done = program("bench", "run", path, "--out", "out", cwd=tmp_path, TMPDIR=str(tmp_path / name))

@@ -24,7 +24,7 @@ PIECE_CHARS = 1 << 20
 ROWS = 1024
 """Rows of a Parquet file read at once."""
 USUAL_COLUMNS = ("text", "content")
-LOOKED_AT = 256
+SAMPLED_LINES = 256
 """Lines of JSON that are examined to find the columns of text."""
 ONE_EACH = (
     "a document is one object on one line (jq -c . OLD > NEW.jsonl for objects, jq -c '.[]' for an array)"
@@ -162,8 +162,8 @@ def open_file(file: str) -> Any:
 def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None) -> str:
     """Return the column of text: the one asked for if it exists, else the usual one, else the only one.
 
-    Parquet columns have types. In JSON, the first LOOKED_AT lines decide: a column with a string in any of
-    them is text; one with only nulls may be, and is taken by its name or where no other column is text.
+    Parquet columns have types. In JSON, the first SAMPLED_LINES lines decide: a column with a string in any
+    of them is text; one with only nulls may be, and is taken by its name or where no other column is text.
     Raises DataError where the column does not exist or cannot be inferred.
     """
     if kind == "text":
@@ -213,17 +213,17 @@ def _is_text(kind: Any) -> bool:
 def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[str], list[str]]:
     """Return all columns, those with text, and those with only nulls, up to the first text in `sought`."""
     kinds: dict[str, set[type]] = {}
-    looked_at = 0
+    sampled = 0
     for file in files:
-        for _, record in islice(_records(file), LOOKED_AT - looked_at):
-            looked_at += 1
+        for _, record in islice(_records(file), SAMPLED_LINES - sampled):
+            sampled += 1
             for column, value in record.items():
                 kinds.setdefault(column, set()).add(type(value))
             if str in kinds.get(sought, ()):
                 break
-        if looked_at == LOOKED_AT or any(str in each for each in kinds.values()):
+        if sampled == SAMPLED_LINES or any(str in each for each in kinds.values()):
             break
-    if not looked_at:
+    if not sampled:
         raise DataError(f"{files[0]} holds no document")
     texts = [column for column, each in kinds.items() if str in each]
     return list(kinds), texts, [column for column, each in kinds.items() if each == {type(None)}]

@@ -84,27 +84,30 @@ def test_an_installed_wheel_runs_quick_and_a_ladder_by_its_name_from_an_empty_fo
     subprocess.run([*pip, "install", "--no-deps", "--target", installed, wheel], check=True)
     empty.mkdir()
 
-    def rungs(*words: str) -> list[str]:
-        """What a command of the installed package measured: the names of its rungs, from its results."""
+    def measured(ladder: str, *words: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+        """Run a command of the installed package; returns how it ended, and the rungs in its results."""
         done = subprocess.run(
             [sys.executable, "-P", "-m", "bench.cli", *words, "--set", "protocol.block_seconds=0.02"],
             cwd=empty,
-            env={**os.environ, "PYTHONPATH": str(installed)},
+            env={**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "100"},
             capture_output=True,
             encoding="utf-8",
             timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        (results,) = empty.glob(f"results/*/{words[0] if words[0] == 'quick' else words[1]}-*.jsonl")
+        (results,) = empty.glob(f"results/*/{ladder}-*.jsonl")
         records = [json.loads(line) for line in results.read_text().splitlines()]
-        return [record["rung"] for record in records if record["kind"] == "cumulative"]
+        assert {record["status"] for record in records} == {"ok"}
+        return done, {record["rung"] for record in records if record["kind"] == "cumulative"}
 
-    assert rungs("run", "smoke", "--rungs", "baseline", "--repeats", "1") == ["baseline"]
-    small = ["workload.model=tiny", "workload.seq_len=32", "workload.data=synthetic", "protocol.repeats=1"]
+    assert measured("smoke", "run", "smoke", "--rungs", "baseline", "--repeats", "1")[1] == {"baseline"}
+    small = ["workload.model=tiny", "workload.seq_len=32", "workload.data=synthetic"]
     options = [part for value in small for part in ("--set", value)]
-    assert set(rungs("quick", "--minutes", "0.5", *options)) == {
-        "plain",
-        "usual settings",
-        "best known",
-    }
+    done, rungs = measured("quick", "quick", "--minutes", "0.5", *options)
+    assert rungs == {"plain", "usual settings", "best known"}
+    assert "best known: all of cpu that this machine supports" in done.stderr
+    shown = [line.split("  ")[0].strip() for line in done.stdout.splitlines()]
+    assert rungs <= set(shown)
+    assert "interrupted" not in done.stdout
+    assert len(shown) <= 40

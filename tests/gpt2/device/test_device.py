@@ -1,5 +1,7 @@
 import mmap
 import platform
+import shutil
+import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
@@ -59,6 +61,19 @@ def test_every_device_has_all_the_seam_s_methods(kind: str) -> None:
 
 def test_each_kind_of_the_table_has_a_class() -> None:
     assert tuple(DEVICES) == tuple(devices.DEVICES) == get_args(devices.DeviceName)
+
+
+def test_ranks_are_refused_where_they_cannot_meet() -> None:
+    alone = ["unshare", "--net"]  # a network of its own, whose loopback is down
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
+        pytest.skip("a network of its own needs Linux and root")
+    script = (
+        "from gpt2.device import find; from gpt2.config.toggles import Toggles; find(Toggles(world_size=2))"
+    )
+    done = subprocess.run(
+        [*alone, sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False
+    )
+    assert "world_size: 2: has processes that meet at 127.0.0.1, which does not answer" in done.stderr
 
 
 def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_them() -> None:

@@ -194,6 +194,13 @@ def test_foreign_or_damaged_facts_are_refused(kept: Path, text: str, said: str) 
         read(kept)
 
 
+def test_fields_by_the_names_of_older_checkpoints_are_read(kept: Path) -> None:
+    facts = json.loads((kept / FACTS).read_text())
+    older = {name: value for name, value in facts.items() if not name.startswith("evaluat")}
+    (kept / FACTS).write_text(json.dumps({**older, "looked": False, "looking_seconds": 7.5}))
+    assert (read(kept).evaluated, read(kept).evaluating_seconds) == (False, 7.5)
+
+
 def test_a_folder_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"holds no checkpoint.json.*gpt2 import"):
         read(tmp_path)

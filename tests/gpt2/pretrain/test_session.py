@@ -206,7 +206,7 @@ def test_a_leg_s_end_is_foreseen_with_evaluations_that_an_earlier_leg_timed(
     run = tiny_run(evaluation={"val_every": 3, "val_tokens": 256}, checkpoints={"every": 0})
     it = session(run, tmp_path)
     assert [next(it).kind, next(it).kind] == ["leg", "val"]
-    it._looking_seconds = 50.0
+    it._evaluating_seconds = 50.0
     it.end("asked by the test")
     list(it)
     later = session(run, tmp_path, resume=True, seconds=seconds)
@@ -447,7 +447,7 @@ def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
     first = learned(list(it))
     assert passes % it.evaluations.validation.passes > 0  # it was not made to its end
     (kept,) = [read(each) for each in folders(tmp_path / "parts/checkpoints") if read(each).step == step]
-    assert (kept.looked, kept.val_loss) == (False, None)
+    assert (kept.evaluated, kept.val_loss) == (False, None)
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
@@ -460,7 +460,7 @@ def test_a_checkpoint_is_gone_on_from_that_a_killed_process_was_putting_in_its_p
     torn.mkdir()  # of the one that is to come, which is not whole
     kept.rename(kept.with_name(f"{kept.name}-0123abcd.part"))
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
-    assert read(kept).looked
+    assert read(kept).evaluated
     assert not [each for each in kept.parent.iterdir() if each.suffix == ".part"]
 
 
@@ -475,7 +475,7 @@ def test_a_checkpoint_that_holds_what_cannot_be_removed_is_replaced_all_the_same
     subprocess.run(mounted, check=True)
     try:
         events(run, tmp_path / "parts", resume=True)
-        assert read(folders(tmp_path / "parts/checkpoints")[-1]).looked
+        assert read(folders(tmp_path / "parts/checkpoints")[-1]).evaluated
     finally:
         for place in (tmp_path / "parts/checkpoints").glob("*/export"):
             subprocess.run(["umount", "-l", str(place)], check=True)
@@ -491,7 +491,7 @@ def test_a_checkpoint_whose_place_cannot_be_taken_leaves_the_one_before(tmp_path
     assert not [each for each in kept.parent.iterdir() if each.suffix == ".part"]
 
 
-def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_resumed(
+def test_a_run_that_was_broken_off_in_its_last_step_is_evaluated_and_kept_when_resumed(
     tmp_path: Path,
 ) -> None:
     run = tiny_run(steps=6)
@@ -500,7 +500,7 @@ def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_r
     assert read(folders(tmp_path / "parts/checkpoints")[-1]).val_loss is None
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
     kept = read(folders(tmp_path / "parts/checkpoints")[-1])
-    assert (kept.step, kept.looked, kept.val_loss) == (6, True, whole[-1]["loss"])
+    assert (kept.step, kept.evaluated, kept.val_loss) == (6, True, whole[-1]["loss"])
     assert learned(events(run, tmp_path / "parts", resume=True)) == []
 
 
@@ -546,7 +546,7 @@ def test_where_the_validation_text_fails_what_was_learnt_is_kept_first(tmp_path:
     with pytest.raises(DataError, match=r"val\.bin changed"):
         first.extend(it)
     kept = read(folders(tmp_path / "parts/checkpoints")[-1])
-    assert (kept.step, kept.looked) == (6, False)
+    assert (kept.step, kept.evaluated) == (6, False)
     assert learned(first) + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
@@ -605,7 +605,7 @@ def test_metrics_that_are_set_aside_take_the_place_of_no_earlier_ones(tmp_path: 
 def test_evaluations_that_are_made_again_are_not_kept_twice(tmp_path: Path) -> None:
     kinds: tuple[Kind, ...] = ("step", "val", "sample", "note")
     written(tmp_path, [Event(kind=kind, step=step) for step in (3, 4, 5) for kind in kinds])
-    MetricsFile(tmp_path, step=4, looked=False).close()
+    MetricsFile(tmp_path, step=4, evaluated=False).close()
     found = [(event.kind, event.step) for event in read_metrics(tmp_path)]
     assert found == [*((kind, 3) for kind in kinds), ("step", 4), ("note", 4)]
 
