@@ -153,8 +153,8 @@ def _which(records: Sequence[Record]) -> str:
         return ""
 
     def name(record: Record) -> str:
-        again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
-        return f"{record.rung}{again}"
+        kind = {"scout": "tried"}.get(record.kind, record.kind.replace("_", " "))
+        return record.rung if record.kind in (*RUNGS, "ceiling") else f"{record.rung} ({kind})"
 
     rungs = []
     for rung, rounds in group_by([record for record in records if record.disturbed], name).items():

@@ -87,7 +87,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
         else:
             needed = estimate(workload, rung.toggles)
             memory, changed = needed.total, describe(rung.toggles, before, workload)
-            here = _on_chip(workload, rung, needed, other_chip) if other_chip else _here(ladder, rung, needed)
+            here = _on_chip(workload, rung, needed, other_chip) if other_chip else _fits(ladder, rung, needed)
         row = Planned(
             rung=rung.name,
             changed=", ".join(changed) or "nothing",
@@ -175,7 +175,7 @@ def _rounds(ladder: Ladder) -> str:
     return f"{repeats} rounds" if repeats > 1 else "1 round"
 
 
-def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> Answer:
+def _fits(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> Answer:
     try:
         with warnings.catch_warnings(action="ignore"):  # they are for processes that train
             device = find(rung.toggles)

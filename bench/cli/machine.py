@@ -150,7 +150,7 @@ def ladders() -> None:
     if not loaded:
         raise BenchError("no ladders came with this installation; give a file: bench run FILE")
     devices, _ = devices_here(rung.toggles.device for ladder in loaded for rung in ladder.own)
-    answers = {ladder.path: _here(ladder, devices) for ladder in loaded}
+    answers = {ladder.path: _runs_here(ladder, devices) for ladder in loaded}
     rows = sorted(loaded, key=lambda ladder: answers[ladder.path] != "yes")
     columns: list[Column[Ladder]] = [
         Column("Name", lambda ladder: ladder.path.stem, words=True),
@@ -180,7 +180,7 @@ def _needs(ladder: Ladder) -> str:
     return f"{most} x {kinds[0]}" if most > 1 and kinds != ["CPU"] else ", ".join(kinds)
 
 
-def _here(ladder: Ladder, devices: dict[str, Device]) -> str:
+def _runs_here(ladder: Ladder, devices: dict[str, Device]) -> str:
     kinds = _kinds(ladder)
     missing = [kind for kind in kinds if kind not in devices]
     if len(missing) == len(kinds):

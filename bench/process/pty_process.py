@@ -210,14 +210,14 @@ class Usage:
             self.run_peak_memory_bytes = self._resident_peak()
             self._cleared = self._clear()
         self._times, self._own = cpu_times(), self._cpu_seconds()
-        self.look()
+        self.sample()
 
-    def hear(self, allocator_bytes: int | None) -> None:
+    def note_allocated(self, allocator_bytes: int | None) -> None:
         """Take the peak memory of the program's log, if it has one."""
         if allocator_bytes and self.on_gpu:
             self.allocator_bytes = allocator_bytes
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Sample at the end of a block; the program may have ended at the end of the next."""
         if (now := self._memory()) is not None:
             self.peak_memory_bytes = max(now, self.peak_memory_bytes or 0)

@@ -114,7 +114,7 @@ def run(
         )
         interrupted, error = _run_tasks(schedule, executor, results, records, limit, data_sha256)
         if team:
-            team.send_home(*_end_for_other_nodes(interrupted, error))
+            team.dismiss(*_end_for_other_nodes(interrupted, error))
     return RunResult(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
 
 
@@ -322,7 +322,7 @@ def _team(
         try:
             yield team
         except BaseException as error:
-            team.send_home(2 if isinstance(error, PlaceError) else 6, "node 0 ended early; it says why")
+            team.dismiss(2 if isinstance(error, PlaceError) else 6, "node 0 ended early; it says why")
             raise
 
 

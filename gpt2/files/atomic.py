@@ -74,9 +74,15 @@ def new_folder(path: Path) -> Path:
 
 
 def leftovers(folder: Path, names: str) -> list[Path]:
-    """Return the temporary files and folders that killed processes left; names: a pattern of final names."""
+    """Return the temporary files and folders that killed processes left; names: a pattern of final names.
+
+    There are none where the folder does not exist, which its owner may have moved.
+    """
     temporary = re.compile(rf"(?:{names})-[0-9a-f]{{8}}\.part")
-    return [each for each in sorted(folder.iterdir()) if temporary.fullmatch(each.name)]
+    try:
+        return [each for each in sorted(folder.iterdir()) if temporary.fullmatch(each.name)]
+    except FileNotFoundError:
+        return []
 
 
 def _temporary(path: Path) -> Path:

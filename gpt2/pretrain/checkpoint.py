@@ -116,7 +116,10 @@ def misnamed(root: Path) -> list[tuple[Path, int]]:
 
 def _named(root: Path) -> list[tuple[int, Path]]:
     """Return the folders that are named as checkpoints and hold facts, with the step in the name, by step."""
-    entries = root.iterdir() if root.is_dir() else ()
+    try:
+        entries = [*root.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
     steps = [(int(found[1]), each) for each in entries if (found := STEP.fullmatch(each.name))]
     return [(step, each) for step, each in sorted(steps) if (each / FACTS).is_file()]
 
@@ -210,7 +213,7 @@ def recover(root: Path) -> None:
 
     Raises OSError.
     """
-    for part in leftovers(root, STEP.pattern) if root.is_dir() else []:
+    for part in leftovers(root, STEP.pattern):
         folder = part.with_name(part.name.rpartition("-")[0])
         if not folder.exists():
             with contextlib.suppress(CheckpointError):  # it is not whole

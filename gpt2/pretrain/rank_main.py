@@ -186,8 +186,8 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """Remove the folder again if the run wrote nothing into it."""
-    if [each.name for each in folder.iterdir()] == [".lock"]:
+    """Remove the folder again if the run wrote nothing into it, and nobody has moved it."""
+    if folder.is_dir() and [each.name for each in folder.iterdir()] == [".lock"]:
         (folder / ".lock").unlink()
         folder.rmdir()
 

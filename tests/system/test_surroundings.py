@@ -294,7 +294,8 @@ def test_a_folder_for_compiled_code_that_cannot_be_made_is_told_in_one_line(
 @pytest.mark.parametrize("program", ["bench", "gpt2"])
 def test_ctrl_c_while_a_program_is_being_loaded_prints_no_traceback(program: str, tmp_path: Path) -> None:
     # A package of its own stands in for the user, who has no better moment.
-    (tmp_path / "typer.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    heeded = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # a shell's background ignores it
+    (tmp_path / "typer.py").write_text(f"import os, signal; {heeded}; os.kill(os.getpid(), signal.SIGINT)")
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
     words = [sys.executable, "-m", f"{program}.cli", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)

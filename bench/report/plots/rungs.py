@@ -87,7 +87,7 @@ def climb(board: Scoreboard) -> Figure | None:
             continue
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
-        bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
+        bar = axes.barh(y, now - start, left=start, height=0.62, **_bar_style(row, _colour(row, before)))
         style.tooltip(bar, f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}")
         style.draw_intervals(axes, [y], [row.tps])
         style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
@@ -119,7 +119,7 @@ def _factor(row: Row) -> str:
     return "".join(f", {each}" for each in (*said, "other maths" * row.other_maths) if each)
 
 
-def _look(row: Row, colour: str) -> dict[str, Any]:
+def _bar_style(row: Row, colour: str) -> dict[str, Any]:
     """Style of a bar; another trainer's is an outline, for it is no step of the climb."""
     if row.external:
         return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
@@ -156,7 +156,7 @@ def panels(board: Scoreboard) -> Figure | None:
             if (each := value(row)) is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, each.value, height=0.62, **_look(row, colour))
+            bar = axes.barh(y, each.value, height=0.62, **_bar_style(row, colour))
             style.tooltip(bar, f"{row.rung}: {number(each.value)}, {label}")
             style.draw_intervals(axes, [y], [each])
             style.text_beside(axes, max(each.value, each.high or 0.0), y, number(each.value))

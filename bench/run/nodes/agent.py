@@ -44,7 +44,7 @@ def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) 
         stoppable() as stop,
         contextlib.closing(Rendezvous(place)) as store,
     ):
-        store.says |= described(place, ladder, data_sha256, probed.environment)
+        store.outgoing |= described(place, ladder, data_sha256, probed.environment)
         executor = Executor(ladder, options, Path(scratch), "", probed, watcher)
         try:
             Agent(place, store, executor, stop).run(come_seconds)
@@ -66,7 +66,7 @@ class Agent:
         """Find node 0, and run its tasks until the run ends. Raises NodeExit."""
         self._watcher.waiting(f"{self._name}: looking for node 0 at {self._place.endpoint}")
         deadline = time.monotonic() + come_seconds
-        while not self._says:
+        while not self._node_0:
             self._leave_if_over()
             if time.monotonic() > deadline:
                 where = f"at {self._place.endpoint} within {come_seconds:g} s"
@@ -74,26 +74,26 @@ class Agent:
         self._watcher.waiting(f"{self._name}: found node 0, which keeps the records; waiting for a rung")
         while True:
             self._leave_if_over()
-            task = self._says["task"]
+            task = self._node_0["task"]
             if task and task["number"] > self._task and self._store.arrival in task["arrivals"]:
                 self._task = task["number"]
                 self._run(task)
             time.sleep(POLL_SECONDS)
 
     @property
-    def _says(self) -> Facts:
+    def _node_0(self) -> Facts:
         """What node 0 said last; empty before it is found."""
-        return self._store.heard.get(0, {})
+        return self._store.incoming.get(0, {})
 
     def _leave_if_over(self) -> None:
         """Read what node 0 says; raise NodeExit if this node's part in the run has ended."""
-        self._store.look()
-        byes = self._says.get("bye", {})
-        if bye := byes.get(str(self._store.arrival)) or byes.get("all"):
-            raise NodeExit(*bye)
+        self._store.exchange()
+        exits = self._node_0.get("exits", {})
+        if order := exits.get(str(self._store.arrival)) or exits.get("all"):
+            raise NodeExit(*order)
         if self._stop.requested:
-            self._store.says["interrupted"] = True
-            self._store.look()
+            self._store.outgoing["interrupted"] = True
+            self._store.exchange()
             raise NodeExit(130, f"{self._name} was interrupted, and has told node 0")
         if self._store.lost:
             raise NodeExit(6, f"{self._place.called(0)} was lost: {self._store.lost}")
@@ -102,19 +102,19 @@ class Agent:
     def requested(self) -> bool:
         """Whether this node's part of a task is to end."""
         if self._stop.requested:  # before this side ends, which node 0 would take for a failure
-            self._store.says["interrupted"] = True
+            self._store.outgoing["interrupted"] = True
         try:
             self._leave_if_over()
         except NodeExit:
             return True
-        return self._says["end"] >= self._task
+        return self._node_0["end"] >= self._task
 
     def _run(self, order: dict[str, Any]) -> None:
         task, part = self._parse(order)
         self._watcher.started(task, max(task.repetition, self._ladder.protocol.repeats), None)
         answer = _answer(self._executor.observe(task, self, part))
         self._leave_if_over()
-        self._store.says["answer"] = {"task": self._task, "outcome": answer}
+        self._store.outgoing["answer"] = {"task": self._task, "outcome": answer}
         self._watcher.waiting(f"{self._name}: {task.title}: {answer['status']}; waiting for a rung")
 
     def _parse(self, order: dict[str, Any]) -> tuple[Task, Part]:
@@ -133,7 +133,7 @@ class Agent:
             repetition=order["repetition"],
             stop_below=order.get("stop_below"),
         )
-        own, place = interface(self._store.says["address"]), self._place
+        own, place = interface(self._store.outgoing["address"]), self._place
         return task, Part(
             nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own
         )

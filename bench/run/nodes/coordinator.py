@@ -93,26 +93,26 @@ class Team:
         self.interrupted_by: int | None = None
         """Another node on which the user has interrupted the run."""
         self._here, self._stop, self._note = here, stop, note
-        self._greeted: set[int] = {0}
+        self._considered: set[int] = {0}
         self._begun = False
-        self.says = self.store.says
-        self.says |= {"task": None, "end": 0, "bye": {}}
+        self.outgoing = self.store.outgoing
+        self.outgoing |= {"task": None, "end": 0, "exits": {}}
 
-    def send_home(self, exit_code: int, why: str) -> None:
+    def dismiss(self, exit_code: int, why: str) -> None:
         """Tell the other nodes to exit with this code and message, and wait until they have left."""
-        self.says["bye"].setdefault("all", [exit_code, why])
+        self.outgoing["exits"].setdefault("all", [exit_code, why])
 
         def all_left() -> bool:
-            self.store.look()
-            here = [facts for arrival, facts in self.store.heard.items() if arrival and "over" not in facts]
-            return self.store.lost is not None or not here
+            self.store.exchange()
+            others = [facts for arrival, facts in self.store.incoming.items() if arrival]
+            return self.store.lost is not None or all("left" in facts for facts in others)
 
         _wait(all_left, LEAVE_SECONDS)
 
     @property
     def requested(self) -> bool:
         """Whether a user has interrupted the run, on any node."""
-        self.look()
+        self.update()
         return self._stop.requested
 
     def gather(self, nodes: int) -> None:
@@ -133,39 +133,42 @@ class Team:
 
     def absent(self, nodes: int) -> str | None:
         """Return why a rung over the first `nodes` nodes cannot run now; None if it can."""
-        self.look()
+        self.update()
         return next((f"{self.place.called(node)} {self.gone[node]}" for node in self._missing(nodes)), None)
 
     def _missing(self, nodes: int) -> list[int]:
         return [node for node in range(1, nodes) if node not in self.members]
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update who is lost, who has joined, and whether the run was interrupted. Raises as gather()."""
-        self.store.look()
+        self.store.exchange()
         for node, arrival in list(self.members.items()):
-            facts = self.store.heard.get(arrival, {"over": "what it says cannot be read"})
+            facts = self.store.incoming.get(arrival, {"left": "what it says cannot be read"})
             if facts.get("interrupted"):
                 self.interrupted_by, self._stop.requested = node, True
-            if why := self.store.lost or facts.get("over"):
+            if why := self.store.lost or facts.get("left"):
                 self.drop(node, why)
-        for arrival in self.store.heard.keys() - self._greeted:
-            self._greeted.add(arrival)
-            if "over" not in self.store.heard[arrival]:
+        for arrival in self.store.incoming.keys() - self._considered:
+            self._considered.add(arrival)
+            if "left" not in self.store.incoming[arrival]:
                 try:
-                    self._greet(arrival, self.store.heard[arrival])
+                    self._admit(arrival, self.store.incoming[arrival])
                 except (AttributeError, KeyError, TypeError, ValueError):  # not a bench run
-                    self.says["bye"][str(arrival)] = [2, "node 0 cannot read what this node says of itself"]
+                    self._dismiss(arrival, 2, "node 0 cannot read what this node says of itself")
 
     def drop(self, node: int, why: str) -> None:
         """Count a member as lost; it may come back."""
         if node not in self.members:
             return
         self.gone[node] = f"was lost: {why}"
-        self.says["bye"][str(self.members.pop(node))] = [6, f"{self.place.called(node)} {self.gone[node]}"]
+        self._dismiss(self.members.pop(node), 6, f"{self.place.called(node)} {self.gone[node]}")
         if not self._stop.requested:
             self._note(f"{self.place.called(node)} {self.gone[node]}; the same command there brings it back")
 
-    def _greet(self, arrival: int, facts: Facts) -> None:
+    def _dismiss(self, arrival: int, exit_code: int, why: str) -> None:
+        self.outgoing["exits"][str(arrival)] = [exit_code, why]
+
+    def _admit(self, arrival: int, facts: Facts) -> None:
         """Take a node in, or tell it why not."""
         node = facts["node"]
         why = difference(self._here, facts)
@@ -176,7 +179,7 @@ class Team:
         if why:
             why = f"{self.place.called(node)} does not fit: {why}"
             why += "; run the same command from the same files on every node"
-            self.says["bye"][str(arrival)] = [2, why]
+            self._dismiss(arrival, 2, why)
             if not self._begun:
                 raise PlaceError(why)
             return self._note(why)
@@ -195,16 +198,16 @@ class DistributedTask:
     def __init__(self, team: Team, task: Task, nodes: int) -> None:
         """Have the first `nodes` nodes, all of them members, start their part."""
         self._team = team
-        self._number = team.says["end"] + 1
+        self._number = team.outgoing["end"] + 1
         self._answers: dict[int, Outcome] = {}
         """Outcomes by node; of one that was lost it is node 0's account of that."""
         self._others = {node: team.members[node] for node in range(1, nodes)}
         self._failed_since: float | None = None
         port = free_port()
-        own = interface(own_address(team.store.heard[self._others[1]]["address"] or ""))
+        own = interface(own_address(team.store.incoming[self._others[1]]["address"] or ""))
         self.part = Part(nodes=nodes, node=0, host=team.place.host, port=port, interface=own)
         """Node 0's part."""
-        team.says["task"] = {
+        team.outgoing["task"] = {
             "number": self._number,
             "arrivals": list(self._others.values()),
             "kind": task.kind,
@@ -215,13 +218,13 @@ class DistributedTask:
             "nodes": nodes,
             "port": port,
         }
-        team.look()
+        team.update()
 
     @property
     def requested(self) -> bool:
         """Whether node 0's side is to end: it was interrupted, or another node has failed."""
         interrupted = self._team.requested
-        self._hear()
+        self._collect_answers()
         late = self._failed_since is not None and time.monotonic() > self._failed_since + SETTLE_SECONDS
         return interrupted or late
 
@@ -229,11 +232,11 @@ class DistributedTask:
         """Return the outcome over all nodes, once node 0's side has ended; ends the other sides if needed."""
         if not self._team.requested:
             _wait(self._all_answered, ANSWER_SECONDS if mine.status == "ok" else SETTLE_SECONDS)
-        self._team.says["end"] = self._number
+        self._team.outgoing["end"] = self._number
         _wait(self._all_answered, ANSWER_SECONDS)
         for node in self._unanswered:
             self._team.drop(node, "it did not answer, and should have ended its part of a rung")
-        self._hear()
+        self._collect_answers()
         node = self._team.interrupted_by
         if mine.status != "ok" and node is not None:
             error = f"by Ctrl-C or a signal, on node {node}"
@@ -247,14 +250,14 @@ class DistributedTask:
         return [node for node in self._others if node not in self._answers]
 
     def _all_answered(self) -> bool:
-        self._team.look()
-        self._hear()
+        self._team.update()
+        self._collect_answers()
         return not self._unanswered
 
-    def _hear(self) -> None:
+    def _collect_answers(self) -> None:
         """Take the answers of nodes that have ended their part, and note those that were lost."""
         for node in self._unanswered:
-            answer = self._team.store.heard.get(self._others[node], {}).get("answer")
+            answer = self._team.store.incoming.get(self._others[node], {}).get("answer")
             try:
                 if answer and answer["task"] == self._number:
                     self._answers[node] = Outcome.model_validate(answer["outcome"])

@@ -33,7 +33,7 @@ LEAVE_SECONDS = 3.0
 """Limit for the child to end by itself, which it announces in the store."""
 
 Facts = dict[str, Any]
-"""What a node says; the key "over" tells why it will say no more."""
+"""What a node says; the key "left" tells why it will say no more."""
 
 
 class Rendezvous:
@@ -41,10 +41,10 @@ class Rendezvous:
 
     def __init__(self, place: Place) -> None:
         """Host the store, as node 0, or begin to look for it. Raises PlaceError."""
-        self.says: Facts = {}
-        """What this node says, sent at the next look()."""
-        self.heard: dict[int, Facts] = {}
-        """What was heard at the last look(), by arrival; node 0 (arrival 0) hears all, the others node 0."""
+        self.outgoing: Facts = {}
+        """What this node says, sent at the next exchange()."""
+        self.incoming: dict[int, Facts] = {}
+        """What came at the last exchange(), by arrival; node 0 (arrival 0) hears all, the others node 0."""
         self.arrival: int | None = None
         """Number of this node's arrival; None until it has found the store."""
         self.lost: str | None = None
@@ -75,14 +75,14 @@ class Rendezvous:
             self._process.kill()
             self._process.wait()
 
-    def look(self) -> None:
+    def exchange(self) -> None:
         """Send what this node says, and receive what the others say."""
         try:
             if not self._waiting:
-                self._pipe.send(self.says)
+                self._pipe.send(self.outgoing)
             self._waiting = not self._pipe.poll(ANSWER_SECONDS)
             if not self._waiting:
-                self.arrival, self.heard = self._pipe.recv()
+                self.arrival, self.incoming = self._pipe.recv()
         except (EOFError, OSError):
             silent = self._process.wait() == -signal.SIGALRM
             self.lost = f"silent for {self._silence_seconds:g} s" if silent else "its store was closed"
@@ -170,7 +170,7 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                 if beat != now:
                     beats[node] = now, time.monotonic()
                 elif time.monotonic() > since + silence_seconds:
-                    facts.setdefault("over", f"silent for {silence_seconds:g} s")
+                    facts.setdefault("left", f"silent for {silence_seconds:g} s")
         if waited_for:
             pipe.send((arrival, heard))
         if waited_for := pipe.poll(BEAT_SECONDS):
@@ -178,7 +178,7 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                 says = pipe.recv()
             except (EOFError, OSError):
                 return store.set(
-                    f"said/{arrival}", json.dumps({**says, "beat": 0, "over": "its bench run ended"})
+                    f"said/{arrival}", json.dumps({**says, "beat": 0, "left": "its bench run ended"})
                 )
 
 

@@ -102,7 +102,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         if not timing.enough:
             status, error = _unfinished(peer, program, list(relay.last), timing, limit)
             return Outcome(status=status, error=error, peer_version=log.version)
-        usage.hear(log.memory_bytes)
+        usage.note_allocated(log.memory_bytes)
         warnings = _warnings(peer, program, timing)
         cache = cache if compile_cache_filled() else None
     startup = timing.lines[0].at - started
@@ -132,7 +132,7 @@ def _follow(
             usage.begin()
             tell("window", line.step, None)
         elif len(timing.block_seconds) > blocks and timing.block_steps:
-            usage.look()
+            usage.sample()
             tell("window", line.step, tokens_per_step * timing.block_steps / timing.block_seconds[-1])
         if timing.complete:
             return

@@ -36,7 +36,7 @@ from gpt2.pretrain import checkpoint_tensors, rank_main
 from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read, seal
-from gpt2.pretrain.config import TrainingRun, load
+from gpt2.pretrain.config import Checkpoints, TrainingRun, load
 from gpt2.pretrain.datasets import Source, open_data
 from gpt2.pretrain.metrics import Event, Kind, MetricsError, MetricsFile, TensorBoard
 from gpt2.pretrain.metrics import read as read_metrics
@@ -996,6 +996,34 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
     assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(
         range(1, 9)
     )
+
+
+def test_a_run_whose_folder_is_moved_as_a_checkpoint_appears_goes_on(
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    genuine = sessions.prune
+
+    def moving(root: Path, keep: int) -> None:
+        if not (tmp_path / "there").exists():
+            (tmp_path / "here").rename(tmp_path / "there")
+        genuine(root, keep)
+
+    monkeypatch.setattr(sessions, "prune", moving)
+    run = replace(tiny_run(steps=8), checkpoints=Checkpoints(every=4))
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "here")) == 0
+    assert "here was moved or removed" in capsys.readouterr().err
+    assert [read(each).step for each in folders(tmp_path / "there/checkpoints")] == [4]
+    assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
+
+
+def test_a_run_whose_folder_is_moved_with_its_last_checkpoint_ends_well(
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sessions, "prune", lambda *_: (tmp_path / "here").rename(tmp_path / "there"))
+    run = replace(tiny_run(steps=8), checkpoints=Checkpoints(every=0))
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "here")) == 0
+    assert [read(each).step for each in folders(tmp_path / "there/checkpoints")] == [8]
+    assert "all 8 steps are done" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "gone"), [(FileNotFoundError(), True), (OSError(116, "stale"), False)])

@@ -44,13 +44,13 @@ class Memory(Rendezvous):
     """A store within this process."""
 
     def __init__(self, said: dict[int, str], arrival: int) -> None:
-        self.says, self.heard, self.arrival, self.lost, self.said = {}, {}, arrival, None, said
+        self.outgoing, self.incoming, self.arrival, self.lost, self.said = {}, {}, arrival, None, said
 
-    def look(self) -> None:
+    def exchange(self) -> None:
         if self.lost is None:
-            self.said[self.arrival or 0] = json.dumps(self.says)
+            self.said[self.arrival or 0] = json.dumps(self.outgoing)
             seen = sorted(self.said) if self.arrival == 0 else [0]
-            self.heard = {each: json.loads(self.said[each]) for each in seen if each in self.said}
+            self.incoming = {each: json.loads(self.said[each]) for each in seen if each in self.said}
 
 
 # --- who may take part --------------------------------------------------------------------------------------
@@ -80,8 +80,8 @@ class Run:
         """Another node's side of the store, when it has arrived."""
         store = Memory(self.said, len(self.said) or 1)
         machine = MACHINE.model_copy(update=changes)
-        store.says |= described(at(node, nodes=nodes), ladder or self.ladder, data, machine)
-        store.look()
+        store.outgoing |= described(at(node, nodes=nodes), ladder or self.ladder, data, machine)
+        store.exchange()
         return store
 
     def agent(self, store: Memory, stop: Stop) -> Agent:
@@ -148,7 +148,7 @@ def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
         run.team.gather(2)
     line = f"node 1 of 2 does not fit: {difference}; run the same command from the same files on every node"
     assert str(refused.value) == line
-    run.team.send_home(2, "node 0 ended early; it says why")
+    run.team.dismiss(2, "node 0 ended early; it says why")
     with pytest.raises(NodeExit) as end:
         run.agent(node, Stop()).run(PATIENCE)
     assert (end.value.exit_code, str(end.value)) == (2, line)
@@ -178,13 +178,13 @@ def test_node_0_is_there_once(run: Run) -> None:
 @pytest.mark.parametrize("facts", [{}, {"node": 1}, {"node": 1, "equal": 7}, {"machine": None}])
 def test_what_says_nothing_that_a_node_says_is_sent_away(facts: dict[str, Any], run: Run) -> None:
     stranger = Memory(run.said, 1)
-    stranger.says |= facts
-    stranger.look()
+    stranger.outgoing |= facts
+    stranger.exchange()
     assert run.team.absent(2) == "node 1 of 2 did not come within 120 s"
-    stranger.look()
-    run.team.look()
-    stranger.look()
-    assert stranger.heard[0]["bye"]["1"] == [2, "node 0 cannot read what this node says of itself"]
+    stranger.exchange()
+    run.team.update()
+    stranger.exchange()
+    assert stranger.incoming[0]["exits"]["1"] == [2, "node 0 cannot read what this node says of itself"]
 
 
 def test_a_store_that_ends_while_nodes_are_waited_for_is_named(run: Run) -> None:
@@ -206,8 +206,8 @@ def test_devices_and_network_cards_of_other_names_are_no_difference(run: Run) ->
 def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
     first = run.come()
     run.team.gather(2)
-    first.says["over"] = "its bench run ended"
-    first.look()
+    first.outgoing["left"] = "its bench run ended"
+    first.exchange()
     assert run.team.absent(2) == "node 1 of 2 was lost: its bench run ended"
     second = run.come()
     assert run.team.absent(2) is None
@@ -215,7 +215,7 @@ def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
     assert run.team.absent(2) is None
     assert "another node with --node-rank 1 is here already" in run.notes[-1]
     assert run.team.members == {1: second.arrival}
-    assert str(third.arrival) in run.team.says["bye"]
+    assert str(third.arrival) in run.team.outgoing["exits"]
 
 
 # --- a node other than node 0 -------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
 
 @pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
 def test_a_node_ends_as_node_0_says(code: int, why: str, run: Run) -> None:
-    assert run.exit_of_node_1(lambda *_: run.team.send_home(code, why)) == (code, why)
+    assert run.exit_of_node_1(lambda *_: run.team.dismiss(code, why)) == (code, why)
 
 
 def test_a_node_that_loses_node_0_says_so_and_fails(run: Run) -> None:
@@ -236,7 +236,7 @@ def test_a_node_that_loses_node_0_says_so_and_fails(run: Run) -> None:
 def test_a_node_that_node_0_counts_as_lost_ends(run: Run) -> None:
     def meanwhile(*_: object) -> None:
         run.team.drop(1, "silent for 3 s")
-        run.team.look()
+        run.team.update()
 
     assert run.exit_of_node_1(meanwhile) == (6, "node 1 of 2 was lost: silent for 3 s")
 
@@ -261,8 +261,8 @@ def test_a_node_that_finds_no_node_0_says_so(run: Run) -> None:
 def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, Any], run: Run) -> None:
     def meanwhile(store: Memory, _: Stop) -> None:
         what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, **odd}
-        run.team.says["task"] = {"number": 1, "arrivals": [store.arrival], **what}
-        run.team.look()
+        run.team.outgoing["task"] = {"number": 1, "arrivals": [store.arrival], **what}
+        run.team.update()
 
     assert run.exit_of_node_1(meanwhile) == (6, "node 0 of 2 asked for what this ladder does not have")
     assert not list(run.scratch.glob("*.log"))
@@ -339,18 +339,18 @@ def joint(run: Run, clock: Sleepless) -> tuple[DistributedTask, Memory]:
 
 
 def answer(node: Memory, task: int, **outcome: Any) -> None:
-    node.says["answer"] = {"task": task, "outcome": outcome}
-    node.look()
+    node.outgoing["answer"] = {"task": task, "outcome": outcome}
+    node.exchange()
 
 
 def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
     joint: tuple[DistributedTask, Memory],
 ) -> None:
     one, node = joint
-    node.look()
+    node.exchange()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
     what |= {"without": [], "stop_below": None}
-    assert node.heard[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
+    assert node.incoming[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
 def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
@@ -384,8 +384,8 @@ def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[DistributedTask, M
 
 def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
-    node.says["over"] = "its bench run ended"
-    node.look()
+    node.outgoing["left"] = "its bench run ended"
+    node.exchange()
     assert one.conclude(PEER).error == (
         "node 1 of 2: was lost: its bench run ended\n"
         "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
@@ -397,8 +397,8 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
 ) -> None:
     one, node = joint
     found = one.conclude(OK)
-    node.look()
-    assert node.heard[0]["end"] == 1
+    node.exchange()
+    assert node.incoming[0]["end"] == 1
     assert found.warnings == [
         "after the window: node 1 of 2: was lost: it did not answer, and should have ended its part of a rung"
     ]
@@ -415,8 +415,13 @@ def meeting(silence_seconds: int) -> Iterator[tuple[Rendezvous, Rendezvous, int]
         patch.setenv("BENCH_NODE_SILENCE_SECONDS", str(silence_seconds))
         near, far = Rendezvous(at(0, port)), Rendezvous(at(1, port))
     with contextlib.closing(near), contextlib.closing(far):
-        near.says["text"], far.says["text"] = "near", "far"
-        until(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        near.outgoing["text"], far.outgoing["text"] = "near", "far"
+
+        def have_met() -> bool:
+            both = exchanged(near) and exchanged(far)
+            return both and near.incoming.keys() == {0, 1} and 0 in far.incoming
+
+        until(have_met)
         yield near, far, port
 
 
@@ -441,8 +446,8 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Rendezvous, Rendezvou
 silence_counts = pytest.mark.parametrize("pair", [IMPATIENT], indirect=True)
 
 
-def looks(store: Rendezvous) -> bool:
-    store.look()
+def exchanged(store: Rendezvous) -> bool:
+    store.exchange()
     return True
 
 
@@ -452,8 +457,8 @@ def child_of(store: Rendezvous) -> psutil.Process:
 
 def test_node_0_hears_all_and_the_others_hear_node_0(met: tuple[Rendezvous, Rendezvous, int]) -> None:
     near, far, _ = met
-    assert {node: facts["text"] for node, facts in near.heard.items()} == {0: "near", 1: "far"}
-    assert {node: facts["text"] for node, facts in far.heard.items()} == {0: "near"}
+    assert {node: facts["text"] for node, facts in near.incoming.items()} == {0: "near", 1: "far"}
+    assert {node: facts["text"] for node, facts in far.incoming.items()} == {0: "near"}
     assert (near.arrival, far.arrival) == (0, 1)
 
 
@@ -462,18 +467,18 @@ def test_strangers_at_the_port_disturb_nobody(met: tuple[Rendezvous, Rendezvous,
     with contextlib.ExitStack() as strangers:
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\xff\xfe\n", b"[" * 9999, b""):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(words)
-        far.says["text"] = "still here"
-        until(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
-    assert near.heard.keys() == {0, 1}
+        far.outgoing["text"] = "still here"
+        until(lambda: exchanged(far) and exchanged(near) and near.incoming[1]["text"] == "still here")
+    assert near.incoming.keys() == {0, 1}
 
 
 def test_who_leaves_is_heard_of_with_the_last_that_it_said(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
-    far.says["interrupted"] = True
-    far.look()
+    far.outgoing["interrupted"] = True
+    far.exchange()
     far.close()
-    until(lambda: looks(near) and "over" in near.heard[1])
-    assert (near.heard[1]["over"], near.heard[1]["interrupted"]) == ("its bench run ended", True)
+    until(lambda: exchanged(near) and "left" in near.incoming[1])
+    assert (near.incoming[1]["left"], near.incoming[1]["interrupted"]) == ("its bench run ended", True)
 
 
 @pytest.mark.slow
@@ -481,8 +486,8 @@ def test_who_leaves_is_heard_of_with_the_last_that_it_said(pair: tuple[Rendezvou
 def test_who_hangs_is_heard_of_as_silent(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(far).suspend()
-    until(lambda: looks(near) and "over" in near.heard[1])
-    assert near.heard[1]["over"] == f"silent for {IMPATIENT} s"
+    until(lambda: exchanged(near) and "left" in near.incoming[1])
+    assert near.incoming[1]["left"] == f"silent for {IMPATIENT} s"
 
 
 @pytest.mark.slow
@@ -490,14 +495,14 @@ def test_who_hangs_is_heard_of_as_silent(pair: tuple[Rendezvous, Rendezvous]) ->
 def test_a_store_that_hangs_is_lost_in_bounded_time(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).suspend()
-    until(lambda: looks(far) and far.lost)
+    until(lambda: exchanged(far) and far.lost)
     assert far.lost == f"silent for {IMPATIENT} s"
 
 
 def test_a_store_that_is_gone_is_lost(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).kill()
-    until(lambda: looks(far) and far.lost and looks(near) and near.lost)
+    until(lambda: exchanged(far) and far.lost and exchanged(near) and near.lost)
     assert (far.lost, near.lost) == ("its store was closed", "its store was closed")
 
 
@@ -507,7 +512,7 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
         "from bench.run.nodes.topology import Place\n"
         f"store = Rendezvous(Place(nodes=2, node=0, host='127.0.0.1', port={free_port()}))\n"
         "while store.arrival is None and store.lost is None:\n"
-        "    store.look()\n"
+        "    store.exchange()\n"
         "assert store.lost is None, store.lost\n"
         "print(store._process.pid, flush=True)\n"
         "input()"

@@ -121,8 +121,8 @@ def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch:
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=True)
         usage.begin()
-        usage.look()
-        usage.look()
+        usage.sample()
+        usage.sample()
     assert usage.peak_memory_bytes == 6000
     assert usage.method == "whole GPU, beyond what was used before (NVML, sampled)"
 
@@ -145,7 +145,7 @@ def test_on_a_gpu_a_peer_s_own_account_of_its_memory_counts_and_is_called_so(
         if on_gpu:
             usage.begin()
         for each in told:
-            usage.hear(each)
+            usage.note_allocated(each)
     assert (usage.peak, usage.method) == (peak, method)
 
 
