@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli.options import ResultsFolder
-from bench.cli.terminal import print_brief, print_parts
+from bench.cli.terminal import print_brief, print_parts, say
 from bench.errors import BenchError
 from gpt2.terminal import finite
 
@@ -112,7 +112,7 @@ def roofline(
 
     loaded = load(ladder) if ladder else None
     with Progress() as progress:
-        path, record = measure(loaded, device, out, seconds, progress)
+        path, record, lost = measure(loaded, device, out, seconds, progress)
     if record.ceiling is None:
         raise typer.Exit(130 if record.status == "interrupted" else 6)
     ceiling, machine, lines, source = record.ceiling, record.environment.machine, [], ""
@@ -126,6 +126,9 @@ def roofline(
         ceiling, peak, loaded.workload if loaded else Workload(), lines, title=title, source=source
     )
     print_brief(brief, full=full)
+    if lost:
+        say(lost)
+        raise typer.Exit(6)
     typer.echo(f"record in {path}", err=True)
 
 

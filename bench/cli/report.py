@@ -12,6 +12,7 @@ import typer
 from bench.cli.options import Markdown, Plots, Price
 from bench.cli.terminal import cannot_write, print_brief, print_parts, say
 from bench.errors import BenchError
+from gpt2.files.atomic import atomic_text
 
 if TYPE_CHECKING:
     from bench.analysis.scoreboard import Scoreboard
@@ -114,12 +115,11 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
         return plots or (out / f"{picture}.svg").exists()
 
     for name, text in {**files(assembled, drawn=drawn), **tables}.items():
-        (out / name).parent.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(text, encoding="utf-8")
+        atomic_text(out / name, text)
     if html:
         from bench.report.page import page
 
-        (out / "index.html").write_text(page(assembled), encoding="utf-8")
+        atomic_text(out / "index.html", page(assembled))
     if plots:
         from bench.report.plots.pictures import draw
 
@@ -226,15 +226,14 @@ def trainings(
     text = "\n".join(table.to_markdown("##") for table in shown)
     if out:
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / "trainings.md").write_text(f"# Long runs\n\n{text}", encoding="utf-8")
+            atomic_text(out / "trainings.md", f"# Long runs\n\n{text}")
             if plots:
                 from bench.report.plots.trainings import draw
 
                 for file in draw(loaded, out):
                     typer.echo(f"drew {file}", err=True)
         except OSError as error:
-            raise cannot_write(error) from None
+            raise cannot_write(error, out) from None
     elif markdown:
         typer.echo(text, nl=False)
     else:

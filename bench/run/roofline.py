@@ -25,11 +25,12 @@ from gpt2.hardware.host import temp_folder
 
 def measure(
     ladder: Ladder | None, device: str | None, out: Path, seconds: float, watcher: Watcher
-) -> tuple[Path, Record]:
-    """Measure in a process of its own; return the results file and its only record.
+) -> tuple[Path, Record, str]:
+    """Measure in a process of its own; return the results file, its only record, and why that is not kept.
 
+    The last is empty where the record is in the file: what was measured can be shown without.
     ladder: has the shapes to measure; GPT-2 124M at 1,024 tokens by default. device: by default that of its
-    last rung, else cpu. seconds: of each matmul. Raises BenchError or OSError.
+    last rung, else cpu. seconds: of each matmul. Raises BenchError, or OSError before it has measured.
     """
     ladder = ladder or Ladder(
         path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=()
@@ -52,9 +53,13 @@ def measure(
         )
         if record.status == "unsupported":
             raise BenchError(f"--{record.error}")
-        results.append(record)
+        lost = ""
+        try:
+            results.append(record)
+        except OSError as error:
+            lost = f"cannot write {path} ({error.strerror}); the record is not kept"
         watcher.finished(record)
-    return path, record
+    return path, record, lost
 
 
 def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | None, str]:

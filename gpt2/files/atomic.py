@@ -47,9 +47,17 @@ def atomic_write(
             raise
     except OSError as error:
         if raises is OSError:
+            if error.filename in (None, str(part)):
+                raise OSError(error.errno, error.strerror, str(path)) from None
             raise
         more = f"; {advice}" if advice else ""
         raise raises(f"cannot write {path} ({error.strerror or error}){more}") from None
+
+
+def atomic_text(path: Path, text: str) -> None:
+    """Replace a file by this text, whole or not at all. Raises OSError."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
 
 
 @contextlib.contextmanager

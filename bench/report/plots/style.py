@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
@@ -26,6 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.format import number, plain
 from bench.stats import Estimate
+from gpt2.files.atomic import atomic_text, atomic_write
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's colours, without yellow and black, which vanish on one of the papers."""
@@ -104,12 +105,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """Write PNG and SVG, without the time of drawing. Raises OSError."""
     _purge(figure)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    _write(figure, files[0], dpi=150, metadata={"Software": None})
-    files[1].write_text(svg(figure), encoding="utf-8")
+    with atomic_write(files[0]) as file:
+        _write(figure, file, dpi=150, metadata={"Software": None})
+    atomic_text(files[1], svg(figure))
     return files
 
 
-def _write(figure: Figure, to: Path | io.StringIO, **how: Any) -> None:
+def _write(figure: Figure, to: IO[Any], **how: Any) -> None:
     """Save without a warning for letters that no font here has: tables and the SVG have them as text."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")

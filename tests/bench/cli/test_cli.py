@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
@@ -433,6 +434,23 @@ def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_pages_that_do_not_fit_onto_the_disk_leave_those_that_are_there(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    append(tmp_path / "a.jsonl", record())
+    assert bench("report", tmp_path / "a.jsonl", "--out", small_disk).returncode == 0
+    pages = {path: path.read_bytes() for path in small_disk.rglob("*.md")}
+    append(tmp_path / "a.jsonl", record("another rung", 1))
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    done = bench("report", tmp_path / "a.jsonl", "--out", small_disk)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "No space left on device" in done.stderr
+    assert {path: path.read_bytes() for path in small_disk.rglob("*.md")} == pages
+    assert not list(small_disk.rglob("*.part"))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) -> None:
     (tmp_path / "ladder.yaml").write_text(

@@ -320,7 +320,8 @@ class Silent:
 @pytest.mark.slow
 def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_path: Path) -> None:
     watcher = Silent()
-    path, record = measure(load(write_ladder("[{name: a}]")), None, tmp_path, 0.002, watcher)
+    path, record, lost = measure(load(write_ladder("[{name: a}]")), None, tmp_path, 0.002, watcher)
+    assert not lost
     assert record.status == "ok", record.error
     assert (record.kind, record.ladder, record.rung, record.rung_index) == (
         "ceiling",

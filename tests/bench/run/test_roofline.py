@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -394,6 +395,17 @@ def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_lad
     assert warnings == []
     assert kept.ceiling is not None
     assert kept.ceiling.best.flops_per_second > 0
+
+
+@pytest.mark.slow
+def test_what_was_measured_is_shown_though_its_record_does_not_fit_onto_the_disk(small_disk: Path) -> None:
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    done = roofline("--seconds", "0.001", "--out", small_disk)
+    assert done.returncode == 6
+    assert "TFLOP/s" in done.stdout
+    assert "No space left on device); the record is not kept" in done.stderr
 
 
 def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) -> None:
