@@ -169,7 +169,7 @@ def compare(
         raise BenchError("bench compare takes two results at least, such as results/before results/after")
     left_out: list[str] = []
     try:
-        conditions = [side_by_side.Condition.parse(text) for text in fail_if or ()]
+        conditions = [side_by_side.Condition.parse(text) for text in dict.fromkeys(fail_if or ())]
         ladders = side_by_side.sides(results, left_out)
     except ValueError as error:
         raise BenchError(str(error)) from None
