@@ -81,7 +81,7 @@ def surroundings(program: str) -> Iterator[None]:
 
     Code 2: an empty argument, no working directory, no folder for temporary files or for compiled code, no
     permission, a package that does not load, a name that the locale's encoding lacks, a wrong TORCH_LOGS.
-    Code 6: stdout takes no more. Other errors pass.
+    Code 6: stdout takes no more, or a file fails that no command expects to fail. Other errors pass.
     """
     try:
         os.getcwd()
@@ -122,9 +122,11 @@ def surroundings(program: str) -> Iterator[None]:
                 what = error.filename or "the output"
                 typer.echo(f"{program}: cannot write {what}: {error.strerror}", err=True)
             os._exit(6)  # without the interpreter's own attempt to write the rest
-        if _has_temporary_folder():
+        if not _has_temporary_folder():
+            _leave(program, "no folder for temporary files can be written; set TMPDIR to one")
+        if error.filename is None:
             raise
-        _leave(program, "no folder for temporary files can be written; set TMPDIR to one")
+        _leave(program, f"{error.filename}: {error.strerror}", 6)  # it was moved, or its disk is gone
 
 
 def _empty_argument(words: Sequence[str]) -> str | None:
@@ -145,9 +147,9 @@ def _of_torchs_logs(error: ValueError) -> bool:
     return "TORCH_LOGS" in os.environ and "torch._logging._internal" in modules
 
 
-def _leave(program: str, why: str) -> NoReturn:
+def _leave(program: str, why: str, code: int = 2) -> NoReturn:
     typer.echo(f"{program}: {why}", err=True)
-    raise SystemExit(2) from None
+    raise SystemExit(code) from None
 
 
 def _has_temporary_folder() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli.options import ResultsFolder
-from bench.cli.terminal import print_brief, print_parts, say
+from bench.cli.terminal import after_measuring, print_brief, print_parts, say
 from bench.errors import BenchError
 from gpt2.terminal import finite
 
@@ -116,16 +117,17 @@ def roofline(
     if record.ceiling is None:
         raise typer.Exit(130 if record.status == "interrupted" else 6)
     ceiling, machine, lines, source = record.ceiling, record.environment.machine, [], ""
-    if loaded:
-        board, source = measured(loaded, results, machine)
-        lines = ladder_lines(loaded, record.toggles.as_toggles.device, ceiling, board)
-    chip = lookup(ceiling.chip)
-    peak = chip.peak(ceiling.best.number_format) if chip else None
-    title = f"{loaded.name} on {machine}" if loaded else ""
-    brief = roofline_brief(
-        ceiling, peak, loaded.workload if loaded else Workload(), lines, title=title, source=source
-    )
-    print_brief(brief, full=full)
+    with contextlib.nullcontext() if lost else after_measuring([path]):
+        if loaded:
+            board, source = measured(loaded, results, machine)
+            lines = ladder_lines(loaded, record.toggles.as_toggles.device, ceiling, board)
+        chip = lookup(ceiling.chip)
+        peak = chip.peak(ceiling.best.number_format) if chip else None
+        title = f"{loaded.name} on {machine}" if loaded else ""
+        brief = roofline_brief(
+            ceiling, peak, loaded.workload if loaded else Workload(), lines, title=title, source=source
+        )
+        print_brief(brief, full=full)
     if lost:
         say(lost)
         raise typer.Exit(6)

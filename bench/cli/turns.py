@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
-from bench.cli.terminal import print_brief, say
+from bench.cli.terminal import after_measuring, print_brief, say
 from bench.errors import BenchError
 from bench.process.shutdown import interruptible
 
@@ -113,7 +113,8 @@ def turns(
         except BenchError as error:
             write_error = error
     if any(part.measured or part.failed or part.unsupported for part in parts):
-        print_brief(turns_brief(loaded, parts, steps))
+        with after_measuring([path]) if measured and not write_error else nullcontext():
+            print_brief(turns_brief(loaded, parts, steps))
     if write_error:
         say(str(write_error))
         raise typer.Exit(6)

@@ -56,15 +56,16 @@ def run_rank(
         with process_group(run.toggles, device) as rank:
             return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
     except (TrainingStopped, ScoreError) as error:  # raised on all ranks alike
-        if distributed.rank():
-            return FAILED
-        found = folders(options.checkpoints)
-        kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
-        return _say(f"{error}; {kept}", FAILED)
+        return FAILED if distributed.rank() else _say(f"{error}; {_kept(options)}", FAILED)
     except GPT2Error as error:
         return _say(str(error), REFUSED)
     except PermissionError as error:
         return _say(denied(error), REFUSED)
+    except OSError as error:
+        if error.filename is None:
+            traceback.print_exc()
+            return FAILED
+        return _say(f"{error.filename}: {error.strerror}; {_kept(options)}", FAILED)
     except KeyboardInterrupt:  # before the leg's own signal handlers are in place
         return _say("interrupted before the first step", 130)
     except Exception as error:
@@ -75,6 +76,12 @@ def run_rank(
             return _say(f"out of memory; {smaller}", FAILED)
         traceback.print_exc()
         return FAILED
+
+
+def _kept(options: SessionOptions) -> str:
+    """Return what there is to go on from, in words."""
+    found = folders(options.checkpoints)
+    return f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
 
 
 def _lost_a_rank(error: Exception) -> bool:

@@ -479,9 +479,29 @@ def test_a_corpus_is_read_though_the_home_directory_takes_no_files(tmp_path: Pat
     assert (tmp_path / "here" / "index.json").exists()
 
 
-def test_a_file_that_is_missing_is_not_taken_for_a_missing_folder_for_temporary_files() -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"), terminal.surroundings("gpt2"):
-        Path("/nowhere").read_bytes()
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/nowhere"),
+            6,
+            "/nowhere: No such file or directory",
+        ),
+        (OSError(116, "Stale file handle", "/mnt/a"), 6, "/mnt/a: Stale file handle"),
+        (NotADirectoryError(20, "Not a directory", "/a/b"), 6, "/a/b: Not a directory"),
+    ],
+)
+def test_a_file_that_fails_unforeseen_is_one_line_with_its_name(
+    error: OSError, code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, terminal.surroundings("gpt2"):
+        raise error
+    assert (end.value.code, capsys.readouterr().err) == (code, f"gpt2: {told}\n")
+
+
+def test_an_error_of_the_system_that_names_no_file_keeps_its_traceback() -> None:
+    with pytest.raises(OSError, match="Connection refused"), terminal.surroundings("gpt2"):
+        raise OSError(111, "Connection refused")
 
 
 def test_the_programs_are_where_these_tests_look() -> None:

@@ -1016,6 +1016,19 @@ def test_a_run_whose_folder_is_moved_as_a_checkpoint_appears_goes_on(
     assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
 
 
+def test_a_file_that_fails_within_a_run_is_one_line_with_the_newest_checkpoint(
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(116, "Stale file handle", "/mnt/far")
+
+    monkeypatch.setattr(sessions, "prune", failing)
+    assert rank_main.run_rank(tiny_run(steps=8), SessionOptions(folder=tmp_path / "here")) == 6
+    last = capsys.readouterr().err.splitlines()[-1]
+    kept = folders(tmp_path / "here/checkpoints")[-1]
+    assert last == f"gpt2: /mnt/far: Stale file handle; {kept} is the newest checkpoint"
+
+
 def test_a_run_whose_folder_is_moved_with_its_last_checkpoint_ends_well(
     tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
