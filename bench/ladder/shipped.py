@@ -27,7 +27,8 @@ def published() -> Path | None:
 def find(ladder: Path) -> Path:
     """Return the file that is meant: the path as given, or a shipped ladder of that name."""
     if ladder.is_file() or len(ladder.parts) != 1:
-        return ladder
+        # A process that is given a path that begins with a dash would take it for an option.
+        return ladder.absolute() if str(ladder).startswith("-") else ladder
     return next((path for path in shipped() if ladder.name in (path.stem, path.name)), ladder)
 
 

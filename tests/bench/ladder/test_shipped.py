@@ -50,6 +50,14 @@ def test_a_name_that_is_no_ladder_s_is_refused_with_the_nearest(
         load(Path("smokee"))
 
 
+def test_a_file_whose_name_begins_with_a_dash_is_no_option_of_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-l.yaml").write_text((ROOT / "ladders" / "smoke.yaml").read_text())
+    assert load(Path("./-l.yaml")).path == tmp_path / "-l.yaml"
+
+
 def test_every_shipped_ladder_says_in_its_first_clause_what_it_shows() -> None:
     assert len(shipped()) == len(list((ROOT / "ladders").glob("*.yaml")))
     assert [path.name for path in shipped() if not 10 < len(shows(path)) < 170] == []
