@@ -52,8 +52,8 @@ class RunRecords(tuple[Record, ...]):
 
         A rung that was tried and not carried has the records of that alone.
         """
-        carried = {r.rung_index for r in self if r.scout and r.scout.carried}
-        left_out = [r for r in self if not_carried(r) and r.rung_index not in carried]
+        carried = carried_rungs(self)
+        left_out = [r for r in self if not_carried(r) and r.rung not in carried and not together(r)]
         rungs = {**self._by_index(RUNGS), **group_by(left_out, lambda record: record.rung_index)}
         return dict(sorted(rungs.items())) if any(r.kind == "scout" for r in self) else rungs
 
@@ -114,6 +114,17 @@ def is_external(rung: Sequence[Record]) -> bool:
 def not_carried(record: Record) -> bool:
     """Whether a record is of a rung that was tried and left out."""
     return record.scout is not None and not record.scout.carried
+
+
+def together(record: Record) -> list[str]:
+    """Names of the rungs that were tried together in this process; empty for others."""
+    return record.scout.together if record.scout else []
+
+
+def carried_rungs(records: Sequence[Record]) -> set[str]:
+    """Names of the rungs that are carried, each by a try of its own or of several together."""
+    kept = [record for record in records if record.scout and record.scout.carried]
+    return {name for record in kept for name in (record.rung, *together(record))}
 
 
 def without_batch(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:

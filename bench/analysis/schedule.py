@@ -28,6 +28,8 @@ class Task:
     """Tokens/s below which its first steps end it, as it is being tried only; None for no limit."""
     refused: str | None = None
     """Why there is no such process: its toggles do not fit what was carried."""
+    together: tuple[str, ...] = ()
+    """Names of rungs that are tried together; empty where one is tried by itself."""
     judge: Callable[[Record], Record] | None = None
     """Adds to its record what trying the rung found."""
 
@@ -46,6 +48,8 @@ class Task:
         """Name of the task for a person who follows the run."""
         if self.is_ceiling:
             return "measured ceiling"
+        if self.together:
+            return f"{', '.join(self.together)} together"
         names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
 

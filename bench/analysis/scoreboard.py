@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilings, find_peaks, row_of
-from bench.analysis.run_records import RunRecords, in_order, measured, toggles_of, tps_by_round
+from bench.analysis.run_records import RunRecords, carried_rungs, in_order, measured, toggles_of, tps_by_round
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
@@ -163,8 +163,9 @@ class Scoreboard:
                 return True
             if kind in ABLATION and len(done) < max(done):
                 return True
-        carried = {r.rung_index for r in self.records if r.scout and r.scout.carried}
-        if any(len(rounds.get(("cumulative", index), ())) < wanted for index in carried):
+        carried = carried_rungs(self.records)
+        indices = {record.rung_index for record in self.records if record.rung in carried}
+        if any(len(rounds.get(("cumulative", index), ())) < wanted for index in indices):
             return True
         controls = [done for (kind, _), done in rounds.items() if kind == "control"]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.

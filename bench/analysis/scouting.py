@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
-from bench.analysis.run_records import group_by, toggles_of
+from bench.analysis.run_records import carried_rungs, group_by, toggles_of
 from bench.records.record import Record, Scout
 from bench.stats import LEAST_DELTA, block_error, geometric_mean
+from gpt2.config.toggles import Toggles
 
 FAR_TOO_SLOW = 0.5
 """Share of the best so far below which a rung's first steps end it."""
@@ -22,19 +23,20 @@ STALE = 2
 """Re-measure the best rung after this many near-ties: its one window may have been lucky."""
 
 
-def judge(record: Record, tried: Sequence[Record]) -> Scout:
+def judge(record: Record, tried: Sequence[Record], together: Sequence[str] = ()) -> Scout:
     """Decide whether a rung that was tried is carried.
 
-    tried: the records of those before it, in order, each with its own decision. The first rung is always
-    carried, and so is the best so far where it is tried again. Another one is carried if it ran, kept the
-    losses, did what it claims, and was faster than the last that was carried, in the mean of its tries, by
-    more than the floor: LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors
-    of the windows, whichever is largest.
+    tried: the records of those before it, in order, each with its own decision. together: the rungs that
+    were tried in one process, all of which are carried or none. The first rung is always carried, and so is
+    the best so far where it is tried again. Another one is carried if it ran, kept the losses, did what it
+    claims, and was faster than the last that was carried, in the mean of its tries, by more than the floor:
+    LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors of the windows,
+    whichever is largest.
     """
     chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
     check, reason = "ok", None
-    earlier = [each for each in tried if each.rung_index == record.rung_index]
+    earlier = [each for each in tried if _configuration(each) == _configuration(record)]
     tries = [*(each for each in earlier if each.session == record.session), record]
     ratio = _ratio(tries, best)
     if not tried or any(_is_carried(each, tried) for each in earlier):
@@ -60,6 +62,7 @@ def judge(record: Record, tried: Sequence[Record]) -> Scout:
         carried=check == "ok" and record.status == "ok" and faster,
         check=check,
         reason=reason,
+        together=[*together],
     )
 
 
@@ -84,6 +87,14 @@ def is_close(tried: Sequence[Record], rung_index: int) -> bool:
     return over is not None and over <= 1 and gained
 
 
+def within_noise(tried: Sequence[Record]) -> dict[str, float]:
+    """The rungs that are not carried but seemed faster, each with its last ratio, by name."""
+    carried = carried_rungs(tried)
+    seemed = [each for each in tried if each.rung not in carried and _over_floor(each) is not None]
+    last = {each.rung: each.scout.ratio for each in seemed if each.scout and each.scout.ratio}
+    return {name: ratio for name, ratio in last.items() if ratio > 1 + LEAST_DELTA}
+
+
 def _over_floor(record: Record) -> float | None:
     """A sound try's lead over the best, in units of its floor; below 0 if it was slower.
 
@@ -98,6 +109,11 @@ def _over_floor(record: Record) -> float | None:
 def _is_carried(record: Record, tried: Sequence[Record]) -> bool:
     """Whether a rung is carried: the first one always is, even if nothing is known of its try."""
     return record.rung_index == tried[0].rung_index or (record.scout is not None and record.scout.carried)
+
+
+def _configuration(record: Record) -> tuple[int, Toggles]:
+    """What a try ran: a rung, with the changes that it then kept."""
+    return record.rung_index, toggles_of([record])
 
 
 def _speed(record: Record) -> float | None:
@@ -122,7 +138,7 @@ def _difference_of_tries(tried: Sequence[Record]) -> float:
     Of several pairs it is the root of their mean square. Two tries with a break of the run between them are
     no pair.
     """
-    by_rung = group_by(tried, lambda record: (record.rung_index, record.session))
+    by_rung = group_by(tried, lambda record: (_configuration(record), record.session))
     speeds = [[speed for record in rung if (speed := _speed(record))] for rung in by_rung.values()]
     differences = [max(pair) / min(pair) - 1 for of_one in speeds for pair in pairwise(of_one)]
     return math.sqrt(math.fsum(each**2 for each in differences) / len(differences)) if differences else 0.0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.analysis.run_records import group_by, is_external
+from bench.analysis.run_records import group_by, is_external, together
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 
@@ -45,7 +45,8 @@ def timing(board: Scoreboard) -> list[Timing]:
     timings: list[Timing] = []
     rung_before = {row.index: row.before for row in board.rows if row.gain}
     steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
-    tries = group_by((r for r in board.records if r.kind == "scout"), lambda record: record.rung_index)
+    alone = (record for record in board.records if record.kind == "scout" and not together(record))
+    tries = group_by(alone, lambda record: record.rung_index)
     for rung in board.records.measured_rungs:
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:

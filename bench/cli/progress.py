@@ -8,7 +8,7 @@ from statistics import geometric_mean
 from rich.console import Console, Group
 from rich.text import Text
 
-from bench.analysis.run_records import not_carried
+from bench.analysis.run_records import not_carried, together
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
 from bench.format import NUMBER, duration, number, plain, status_word, times
@@ -35,7 +35,7 @@ class Progress(LiveLine):
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         where = "trying" if task.kind == "scout" else f"round {task.repetition}/{rounds}"
-        again = " again" if task.kind == "scout" and task.repetition > 1 else ""
+        again = " again" if task.kind == "scout" and task.repetition > 1 and not task.together else ""
         self._title = f"{where}{again}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
 
@@ -55,8 +55,9 @@ class Progress(LiveLine):
     def finished(self, record: Record) -> None:
         if record.kind in (*RUNGS, "scout"):
             # Its rounds, or its tries before them.
-            before = [r for r in self._rungs.get(record.rung, []) if r.kind == record.kind]
-            self._rungs[record.rung] = [*before, record]
+            name = " and ".join(together(record)) or record.rung
+            before = [r for r in self._rungs.get(name, []) if r.kind == record.kind]
+            self._rungs[name] = [*before, record]
         if not self.is_drawn or record.status != "ok":
             left = self._seconds_left()
             after = f"; about {duration(left)} left" if left is not None else ""
@@ -104,7 +105,9 @@ class Progress(LiveLine):
 
 def _result(record: Record) -> str:
     """What came of a process, and of a try whether its rung is carried."""
-    if record.scout is None or record.scout.over in (None, record.rung):
+    if record.scout is None or record.scout.over is None:
+        return _measured(record)
+    if record.scout.over == record.rung and not record.scout.together:  # the best, tried again
         return _measured(record)
     carried = "carried" if record.scout.carried else "not carried"
     if record.scout.ratio is None:

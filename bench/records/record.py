@@ -67,6 +67,9 @@ class Scout(Plain):
     """ok, or the check that it failed, or how its process ended (see bench.analysis.claim_checks)."""
     reason: str | None
     """What that check found; null where it is ok."""
+    together: list[str] = Field(default_factory=list)
+    """Names of rungs that were tried in one process, as each alone seemed faster within the noise; carried
+    or not, all are. Empty where a rung was tried by itself."""
 
 
 class Outcome(Plain):

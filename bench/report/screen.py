@@ -25,6 +25,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
     GIB,
+    listed,
     number,
     plain,
     plural,
@@ -420,6 +421,10 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried briefly and left out, as not faster beyond the noise: {'; '.join(said)}."
+    for scout in (record.scout for record in board.records if record.scout and record.scout.together):
+        ratio = f" {times(scout.ratio)}" if scout.ratio is not None else ""
+        came = "kept" if scout.carried else "not kept"
+        yield f"Tried together, being within the noise alone: {plain(listed(scout.together))}{ratio}: {came}."
     refused = [
         f"{name} ({_why(rows[0])})"
         for name, rows in tries.items()

@@ -6,15 +6,18 @@ rounds measure, and no speed of theirs comes from it, so that choosing does not 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+from functools import partial
+from itertools import count, pairwise
 from typing import Protocol
 
 from bench.analysis.attribution import ratios
+from bench.analysis.run_records import carried_rungs, together, varying
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
-from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge
+from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge, within_noise
 from bench.format import duration, listed
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import Record
@@ -135,11 +138,11 @@ class Climb:
             self._rounds.resume(self._later)
         yield from self._rounds.tasks(records, note)
 
-    def _judged(self, record: Record) -> Record:
+    def _judged(self, record: Record, together: Sequence[str] = ()) -> Record:
         """Return the record of a try with what it found."""
         if record.cut_short:
             return record
-        return record.model_copy(update={"scout": judge(record, self._tried)})
+        return record.model_copy(update={"scout": judge(record, self._tried, together)})
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome."""
@@ -195,6 +198,8 @@ class Climb:
         if len(sessions) == len(set(sessions)) == 2:  # with a break between the two, they tell no noise
             yield self._try(first, 3)
         for rung in self._own[1:]:
+            if rung.again:  # on top of what was carried for being faster together
+                yield from self._try_together()
             if not any(record.rung_index == rung.index for record in self._tried):
                 if rung.again and (rung.again in self._carried or not self._has_time()):
                     continue
@@ -203,6 +208,37 @@ class Climb:
             if is_close(self._tried, rung.index) and self._has_time():
                 yield from self._best_again()
                 yield self._try(rung, 2)
+        yield from self._try_together()
+
+    def _try_together(self) -> Iterator[Task]:
+        """Yield a try of all rungs that seemed faster within the noise: their sum may be beyond it.
+
+        Of rungs that set the same toggle, the one that seemed fastest takes part.
+        """
+        best, seemed = best_of(self._tried), within_noise(self._tried)
+        if not best or any(together(record) for record in self._tried) or not self._has_time():
+            return
+        changes = {
+            rung.name: set(varying(before.toggles, rung.toggles)) for before, rung in pairwise(self._own)
+        }
+        names: list[str] = []
+        for name in sorted(seemed, key=lambda name: seemed[name], reverse=True):
+            if all(changes[name].isdisjoint(changes[other]) for other in names):
+                names.append(name)
+        if len(names) < 2:
+            return
+        yield from self._best_again(is_stale(self._tried))
+        chosen = [rung.name for rung in self._own if rung.name in names]
+        last = max((rung for rung in self._own if rung.name in {*names, best.rung}), key=lambda r: r.index)
+        without = [name for name in self._without if name not in names]
+        with contextlib.suppress(LadderError):  # they do not fit together
+            yield Task(
+                kind="scout",
+                rung=self._ladder.carrying(without=without, upto=last.name).rung(last.name),
+                repetition=max((r.repetition for r in self._tried if r.rung == last.name), default=0) + 1,
+                together=tuple(chosen),
+                judge=partial(self._judged, together=chosen),
+            )
 
     def _best_again(self, wanted: bool = False) -> Iterator[Task]:
         """Yield another try of the best so far, if that is wanted or it ran before the run was resumed."""
@@ -213,7 +249,7 @@ class Climb:
 
     @property
     def _carried(self) -> set[str]:
-        return {record.rung for record in self._tried if record.scout and record.scout.carried}
+        return carried_rungs(self._tried)
 
     @property
     def _without(self) -> list[str]:

@@ -19,7 +19,7 @@ from bench.analysis.timing import timing
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
-from bench.report.screen import keeps, status_words
+from bench.report.screen import findings, keeps, status_words
 from bench.run.rounds import Climb, TimeLimit
 
 SPEEDS = {"a": 100.0, "b": 150.0, "c": 60.0, "d": 300.0}
@@ -431,6 +431,110 @@ def test_tries_of_before_a_break_are_not_averaged_with_those_after_it(write_ladd
     assert ("a", 3) in tries_of(records)
     assert again is not None
     assert (again.ratio, again.carried) == (pytest.approx(0.99), False)
+
+
+SMALL = {"attention": 1.03, "adamw": 1.02, "vocab_multiple": 1.03, "cross_entropy": 1.02}
+"""What each toggle gains, within the noise of noisy()."""
+
+
+def noisy(ladder: Ladder, gains: dict[str, float]) -> Callable[[Task], Record]:
+    """Rungs of these gains, whose product counts; the first rung's two tries differ by 6 %."""
+
+    def run(task: Task) -> Record:
+        speed = 94.0 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 100.0
+        first = ladder.rungs[0].toggles
+        for toggle, gain in gains.items():
+            if getattr(task.rung.toggles, toggle) != getattr(first, toggle):
+                speed *= gain
+        return process(ladder, task, speed)
+
+    return run
+
+
+def tried_together(records: list[Record]) -> list[tuple[list[str], bool]]:
+    return [(r.scout.together, r.scout.carried) for r in records if r.scout and r.scout.together]
+
+
+def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond_it(ladder: Ladder) -> None:
+    records = climb(ladder, noisy(ladder, SMALL))
+    assert tried_together(records) == [(["b", "c", "d"], True)]
+    assert measured_rungs(records) == ["a", "b", "c", "d"]
+    board = scoreboard(records)
+    assert not board.interrupted
+    assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
+    said = "Tried together, being within the noise alone: b, c, d 1.08x: kept."
+    assert said in [*findings(board)]
+
+
+def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: Ladder) -> None:
+    records = climb(ladder, noisy(ladder, {"attention": 1.015, "adamw": 1.015}))
+    assert tried_together(records) == [(["b", "c"], False)]
+    assert measured_rungs(records) == ["a"]
+    left_out = {row.rung: status_words(row) for row in scoreboard(records).rows if row.left_out}
+    assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
+    said = "Tried together, being within the noise alone: b, c 1.03x: not kept."
+    assert said in [*findings(scoreboard(records))]
+
+
+def test_what_was_carried_above_those_that_are_tried_together_stays(ladder: Ladder) -> None:
+    records = climb(ladder, noisy(ladder, {"attention": 1.03, "adamw": 1.03, "vocab_multiple": 1.5}))
+    (joint,) = [r for r in records if r.scout and r.scout.together]
+    assert (joint.rung, joint.toggles.as_toggles.vocab_multiple) == ("d", 64)
+    assert tried_together(records) == [(["b", "c"], True)]
+    assert measured_rungs(records) == ["a", "b", "c", "d"]
+
+
+def test_one_rung_within_the_noise_is_not_tried_once_more(ladder: Ladder) -> None:
+    assert tried_together(climb(ladder, noisy(ladder, {"attention": 1.04}))) == []
+
+
+def test_of_rungs_that_set_one_toggle_the_faster_is_tried_with_the_others(write_ladder) -> None:
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: b, set: {adamw: foreach}}, {name: c, set: {adamw: fused}}, "
+        "{name: d, set: {attention: sdpa}}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    gains = {"eager": 1.0, "for_loop": 1.0, "foreach": 1.03, "fused": 1.02, "sdpa": 1.03}
+
+    def run(task: Task) -> Record:
+        toggles = task.rung.toggles
+        noise = 0.94 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 1.0
+        return process(ladder, task, 100.0 * noise * gains[toggles.adamw] * gains.get(toggles.attention, 1.0))
+
+    records = climb(ladder, run)
+    assert tried_together(records) == [(["b", "d"], True)]
+    assert measured_rungs(records) == ["a", "b", "d"]
+
+
+def test_what_is_carried_together_is_what_a_second_try_stands_on(write_ladder) -> None:
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: e, set: {cross_entropy: closed_form}, retry: true}, "
+        "{name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}, "
+        "{name: d, set: {vocab_multiple: 64}}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    records = climb(ladder, noisy(ladder, {**SMALL, "cross_entropy": 0.99}))
+    last = [r for r in records if r.kind == "scout"][-1]
+    assert last.rung == "e (second try)"
+    assert {last.toggles.as_toggles.attention, last.toggles.as_toggles.adamw} == {"sdpa", "fused"}
+
+
+@pytest.mark.parametrize("held", range(20))
+def test_a_run_with_rungs_tried_together_goes_on_with_what_is_missing(ladder: Ladder, held: int) -> None:
+    whole = climb(ladder, noisy(ladder, SMALL))
+    assert tried_together(whole)
+    records = whole[:held]
+    go_on(ladder, records, noisy(ladder, SMALL))
+    assert measured_rungs(records) == measured_rungs(whole)
+    assert len(tried_together(records)) == 1
+
+
+def test_a_table_of_times_takes_nothing_from_rungs_tried_together(ladder: Ladder) -> None:
+    def run(task: Task) -> Record:
+        made = noisy(ladder, SMALL)(task)
+        return measured(made, first_step_seconds=999.0) if task.together else made
+
+    assert [t.first_step for t in timing(scoreboard(climb(ladder, run))) if t.first_step == 999.0] == []
 
 
 def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:
