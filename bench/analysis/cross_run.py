@@ -212,11 +212,10 @@ def load_baseline(name: str) -> RungView:
         known = [row.rung for row in board.rows]
         raise RecordError(f"--baseline {name}: say which rung, as in {path}:{known[0]}{near('', known)}")
     row = next(row for row in board.rows if row.rung == rung)
-    wrong = f"{path}: {rung!r} cannot be the baseline"
     if row.status not in RANKED:
-        raise RecordError(f"{wrong}: {status_of(row)}; choose a rung that is ok")
-    if row.tps is None:
-        raise RecordError(f"{wrong}: it has no speed; choose a rung that has one")
+        raise RecordError(
+            f"{path}: {rung!r} cannot be the baseline: {status_of(row)}; choose a rung that is ok"
+        )
     return RungView(board=board, row=row)
 
 

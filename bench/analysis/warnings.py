@@ -97,7 +97,9 @@ def beyond_peak(board: Scoreboard) -> list[str]:
     lines = []
     for row in board.rows:
         if row.mfu is not None and row.mfu > 1 and (m := measured(board.records_of(row))):
-            peak = f"the {m.peak_flops_kind} peak, so one of the two is wrong"
+            peak = (
+                f"the {f'{m.peak_flops_kind} ' if m.peak_flops_kind else ''}peak, so one of the two is wrong"
+            )
             count = "; do its lines count steps?" if row.external else ""
             lines.append(f"{row.rung}: its speed is {row.mfu:.0%} of {peak}{count}")
     return lines

@@ -99,7 +99,7 @@ NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|nan|inf)(?!\d|\.\d|,\d)(?<!\.)"
 
 def _pattern(text: str) -> str:
     """Make a regular expression: (STEP), (LOSS), (NORM) and (MS) are named numbers, # an unnamed one."""
-    text = text.replace("(STEP)", r"(?P<step>\d+)").replace("#", NUMBER)
+    text = text.replace("(STEP)", r"(?P<step>\d{1,12})(?!\d)").replace("#", NUMBER)
     for name in ("loss", "norm", "ms"):
         text = text.replace(f"({name.upper()})", f"(?P<{name}>{NUMBER})")
     return f"^{text}"
@@ -195,7 +195,7 @@ class PeerRung:
             words = shlex.split(self.command)
         except ValueError as error:
             raise ValueError(f"command {self.command!r} cannot be split into words: {error}") from None
-        if program_place(words) >= len(words):
+        if not "".join(words[program_place(words) :][:1]):
             raise ValueError(f"command {self.command!r} names no program")
 
 

@@ -246,6 +246,11 @@ class Record(Plain):
             raise ValueError("external: a record of that kind names the peer, and no other does")
         if self.scout is not None and self.kind != "scout":
             raise ValueError("scout: only a record of that kind says what trying the rung found")
+        if self.status == "ok" and self.kind not in ("ceiling", "published"):
+            if not self.measurement:
+                raise ValueError("measurement: a process that ended well has one")
+            if self.kind != "parity" and not self.measurement.block_seconds:
+                raise ValueError("measurement.block_seconds: a process that ended well has some")
         if self.kind != "external" and self.measurement and (lacking := self.measurement.lacks):
             raise ValueError(f"measurement.{lacking}: only an external rung may lack it")
         return self

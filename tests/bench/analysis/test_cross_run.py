@@ -189,14 +189,10 @@ def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path,
         ("baselin", r"no rung is called 'baselin'; did you mean 'baseline'\?"),
         (None, r"--baseline .*: say which rung, as in .*:baseline"),
         ("too large", "'too large' cannot be the baseline: out of memory; choose a rung that is ok"),
-        ("unmeasured", "'unmeasured' cannot be the baseline: it has no speed; choose a rung that has one"),
     ],
 )
 def test_what_cannot_be_the_baseline_is_one_clear_error(of: str | None, said: str, laptop: Path) -> None:
     append(laptop, record("too large", 1, toggles=replace(CPU, micro_batch_size=99), status="out_of_memory"))
-    nothing = measurement(block_seconds=[], block_steps=None, tokens_per_step=2048)
-    small = replace(CPU, micro_batch_size=2)
-    append(laptop, record("unmeasured", 2, toggles=small, measurement=nothing, environment=LAPTOP))
     with pytest.raises(RecordError, match=said):
         load_baseline(f"{laptop}:{of}" if of else str(laptop))
 

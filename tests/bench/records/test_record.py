@@ -148,6 +148,20 @@ def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: 
         read(path)
 
 
+@pytest.mark.parametrize(
+    ("measured", "complaint"),
+    [(None, "measurement: a process that"), ({"block_seconds": []}, "measurement.block_seconds: a process")],
+)
+def test_a_process_that_ended_well_without_a_speed_is_no_record(
+    measured: dict[str, object] | None, complaint: str, tmp_path: Path
+) -> None:
+    fields = json.loads(record().as_json())
+    fields["measurement"] = measured and {**fields["measurement"], **measured}
+    (tmp_path / "r.jsonl").write_text(json.dumps(fields) + "\n")
+    with pytest.raises(RecordError, match=rf"r.jsonl:1: no record of schema 1: .*{complaint}"):
+        read(tmp_path / "r.jsonl")
+
+
 def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**json.loads(record().model_dump_json(by_alias=True)), "surprise": 1}) + "\n")

@@ -129,6 +129,8 @@ def test_gollem_s_log_is_read() -> None:
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
 TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
+NOTHING = """'""'"""
+"""In YAML a command of one empty word."""
 OTHER = f"{{name: n, external: {{peer: nanogpt, folder: $NANOGPT, {TRAINS}}}}}"
 
 
@@ -153,6 +155,7 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
             "peer 'nanogtp' is not known; did you mean 'nanogpt'?",
         ),
         (f"[{FIRST}, {OTHER.replace('python train.py', 'env A=1')}]", "command 'env A=1' names no program"),
+        (f"[{FIRST}, {OTHER.replace('python train.py', NOTHING)}]", "names no program"),
         (f"[{FIRST}, {OTHER.replace('python train.py', '''python 'x''')}]", "cannot be split into words"),
         (f"[{FIRST}, {OTHER.replace('64', '0')}]", "tokens_per_step 0 is less than 1"),
         (f"[{FIRST}, {OTHER.replace('external', 'set: {autocast: bfloat16}, external')}]", "has no 'set'"),
@@ -434,7 +437,9 @@ def test_a_full_stop_after_a_number_is_no_part_of_it() -> None:
     assert line.loss == 3.4567
 
 
-@pytest.mark.parametrize("text", ["step 5: loss 3,0", "step 5: loss 13,25", "step 5: loss 1.2.3"])
+@pytest.mark.parametrize(
+    "text", ["step 5: loss 3,0", "step 5: loss 13,25", "step 5: loss 1.2.3", f"step {2**63}: loss 3.0"]
+)
 def test_a_number_of_another_form_is_not_read_as_the_digits_before_it(text: str) -> None:
     assert PEERS["own"].read(text, at=1.0) is None
 
