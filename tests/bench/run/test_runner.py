@@ -385,6 +385,7 @@ class After(Silent):
         do()
 
 
+@pytest.mark.slow
 def test_a_ladder_that_is_edited_while_it_runs_is_measured_as_it_was(write_ladder, tmp_path: Path) -> None:
     path: Path = write_ladder(
         "[{name: a, set: {device: cpu}}, {name: b, set: {adamw: fused, micro_batch_size: 2}}]",
@@ -403,6 +404,7 @@ def test_a_ladder_that_is_edited_while_it_runs_is_measured_as_it_was(write_ladde
     assert "fused" in b.measurement.proofs["adamw"].evidence
 
 
+@pytest.mark.slow
 def test_a_ladder_that_is_removed_while_it_runs_is_measured_to_its_end(write_ladder, tmp_path: Path) -> None:
     path: Path = write_ladder("[{name: a, set: {device: cpu}}]", repeats=2)
     result = run(load(path), Options(out=tmp_path), After(path.unlink))
@@ -410,6 +412,7 @@ def test_a_ladder_that_is_removed_while_it_runs_is_measured_to_its_end(write_lad
     assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["another", "nothing", "what no process can read"])
 def test_a_text_that_changes_while_a_ladder_runs_ends_it_with_what_to_do(
     to: str, write_ladder, tmp_path: Path
@@ -455,6 +458,7 @@ def test_a_process_that_cannot_be_started_is_not_blamed_on_the_results_file(
     assert result.path.exists() is bool(kept)
 
 
+@pytest.mark.slow
 def test_where_the_working_directory_goes_in_the_middle_that_is_said_and_no_record_is_lost(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -426,7 +426,7 @@ def test_a_run_with_checkpoints_says_that_it_does_not_begin_from_others(tmp_path
 
 
 @pytest.mark.parametrize("step", [4, 8])
-def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
+def test_a_run_that_is_to_end_while_it_is_evaluated_ends_then_with_a_checkpoint(
     step: int, tmp_path: Path
 ) -> None:
     run = tiny_run(steps=8, evaluation={"val_every": 4, "val_tokens": 1024})

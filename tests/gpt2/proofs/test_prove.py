@@ -66,7 +66,8 @@ REGIONS = {"compile": "default", "compile_region": "block"}
 
 def case(changes: Mapping[str, object], *wanted: str) -> ParameterSet:
     """A case of a test; a slow one where the changes ask for compiled code."""
-    marks = [pytest.mark.slow] if "compile" in changes else []
+    compiled = "compile" in changes or changes.get("adamw") == "compiled"
+    marks = [pytest.mark.slow] if compiled else []
     if changes.get("matmul_precision") == "medium":
         marks.append(pytest.mark.skipif(not AMX, reason="without AMX products of float32 stay exact"))
     name = ",".join(f"{toggle}={value}" for toggle, value in changes.items())

@@ -110,6 +110,7 @@ def test_a_rung_that_is_called_as_the_control_is_refused(rungs: list[Rung]) -> N
         groups([rungs[0], replace(rungs[1], name="a (again)")], False, 6)
 
 
+@pytest.mark.slow
 def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_beside_itself(
     peer, tmp_path: Path
 ) -> None:
