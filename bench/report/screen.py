@@ -422,9 +422,10 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried briefly and left out, as not faster beyond the noise: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        ratio = f" {times(scout.ratio)}" if scout.ratio is not None else ""
-        came = "kept" if scout.carried else "not kept"
-        yield f"Tried together, being within the noise alone: {plain(listed(scout.together))}{ratio}: {came}."
+        ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
+        came = "kept" if scout.carried else "left out"
+        names = plain(listed(scout.together))
+        yield f"Tried together, as each alone was within the noise: {names}: {ratio}{came}."
     refused = [
         f"{name} ({_why(rows[0])})"
         for name, rows in tries.items()

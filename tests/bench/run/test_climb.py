@@ -462,7 +462,7 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
     board = scoreboard(records)
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
-    said = "Tried together, being within the noise alone: b, c, d 1.08x: kept."
+    said = "Tried together, as each alone was within the noise: b, c, d: 1.08x, kept."
     assert said in [*findings(board)]
 
 
@@ -472,7 +472,7 @@ def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: L
     assert measured_rungs(records) == ["a"]
     left_out = {row.rung: status_words(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
-    said = "Tried together, being within the noise alone: b, c 1.03x: not kept."
+    said = "Tried together, as each alone was within the noise: b, c: 1.03x, left out."
     assert said in [*findings(scoreboard(records))]
 
 
