@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from bench.analysis.claim_checks import check_claims
-from bench.analysis.run_records import carried_rungs, group_by, toggles_of
+from bench.analysis.run_records import carried_rungs, group_by, together, toggles_of
 from bench.records.record import Record, Scout
 from bench.stats import LEAST_DELTA, block_error, geometric_mean
 from gpt2.config.toggles import Toggles
@@ -88,11 +88,11 @@ def is_close(tried: Sequence[Record], rung_index: int) -> bool:
 
 
 def within_noise(tried: Sequence[Record]) -> dict[str, float]:
-    """The rungs that are not carried but seemed faster, each with its last ratio, by name."""
+    """The rungs that are neither carried nor clearly slower, by name, each with its last ratio."""
     carried = carried_rungs(tried)
-    seemed = [each for each in tried if each.rung not in carried and _over_floor(each) is not None]
-    last = {each.rung: each.scout.ratio for each in seemed if each.scout and each.scout.ratio}
-    return {name: ratio for name, ratio in last.items() if ratio > 1 + LEAST_DELTA}
+    last = {each.rung: each for each in tried if each.rung not in carried and not together(each)}
+    close = [each for each in last.values() if (over := _over_floor(each)) is not None and over >= -1]
+    return {each.rung: each.scout.ratio for each in close if each.scout and each.scout.ratio}
 
 
 def _over_floor(record: Record) -> float | None:

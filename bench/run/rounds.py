@@ -211,7 +211,7 @@ class Climb:
         yield from self._try_together()
 
     def _try_together(self) -> Iterator[Task]:
-        """Yield a try of all rungs that seemed faster within the noise: their sum may be beyond it.
+        """Yield a try of all rungs that are within the noise: together they may be beyond it.
 
         Of rungs that set the same toggle, the one that seemed fastest takes part.
         """

@@ -30,7 +30,8 @@ GRACE_SECONDS = 30.0
 ENDING_SECONDS = 120.0
 """Time for the other ranks to end after one has ended on request; rank 0 may still be sending metrics."""
 REFUSING_SECONDS = 5.0
-"""Time for the other ranks to end after rank 0 has reported an error that the user can fix."""
+"""Time for the other ranks to end after rank 0 has reported an error that the user can fix, or for all after
+the user has asked for the end a second time."""
 HELD = "GPT2_RANKS_HELD"
 """Environment variable of a rank whose standard input closes when its launcher ends."""
 ASKED = (signal.SIGINT, signal.SIGTERM)
@@ -61,16 +62,19 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
     It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails
-    first, the last lines of output are shown. Signals are passed on to all ranks. `variables` are added to
-    their environment.
+    first, the last lines of output are shown. Signals are passed on to all ranks; at the second one they have
+    REFUSING_SECONDS to end, because one that waits for another cannot heed it. `variables` are added to their
+    environment.
     """
     command = [*python(module), *sys.argv[1:]]
     shared = {**os.environ, **own_variables(), **variables, HELD: "1"}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
+        asked.append(number)
         for rank in ranks:
             rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
@@ -89,7 +93,9 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
                 start_new_session=True,  # else they would receive Ctrl-C twice
             )
             ranks.append(process)
-        failed = _wait(ranks)
+        failed = _wait(ranks, asked)
+        if not failed and len(asked) > 1:
+            return 128 + asked[0]
         if not failed:
             return max(rank.returncode for rank in ranks)
         # Rank 0 has reported why; others may have failed only for lack of it.
@@ -102,20 +108,23 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
         return 128 - code if -code in ASKED else max(code, 0) or FAILED
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Wait until all ranks have ended; returns those that failed first, at about the same moment."""
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) -> list[int]:
+    """Wait until all ranks have ended; returns those that failed first, at about the same moment.
+
+    asked: the signals that have come, to which more may be added.
+    """
     failed: list[int] = []
     deadline = float("inf")
     while any(rank.poll() is None for rank in ranks):
         failed = failed or _failed(ranks)
-        patience = GRACE_SECONDS if failed else ENDING_SECONDS
-        if ranks[0].returncode == REFUSED:
+        patience, at_once = GRACE_SECONDS if failed else ENDING_SECONDS, len(asked) > 1
+        if at_once or ranks[0].returncode == REFUSED:
             patience = REFUSING_SECONDS
-        if any(rank.returncode for rank in ranks):
+        if at_once or any(rank.returncode for rank in ranks):
             deadline = min(deadline, time.monotonic() + patience)
         if time.monotonic() > deadline:
             late = ", ".join(str(number) for number, rank in enumerate(ranks) if rank.poll() is None)
-            if patience == ENDING_SECONDS:
+            if at_once or patience == ENDING_SECONDS:
                 print(f"gpt2: rank {late} did not end with the others: killed", file=sys.stderr)
             _end(ranks)
             return failed

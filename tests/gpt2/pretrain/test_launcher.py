@@ -189,6 +189,24 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
     assert heeded == [[str(int(expected))]] * 3
 
 
+def test_a_second_signal_ends_ranks_too_that_cannot_heed_it(tmp_path: Path) -> None:
+    """As one that waits for another within torch's code."""
+    (tmp_path / "program_of_a_rank.py").write_text(
+        RANK + "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
+        "time.sleep(600)\n"
+    )
+    launcher = launched(tmp_path)
+    children = psutil.Process(launcher.pid).children()
+    children[1].suspend()
+    launcher.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):  # they may be writing a checkpoint
+        launcher.wait(timeout=0.5)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=120) == 130
+    assert not any(child.is_running() for child in children)
+
+
 def launched(place: Path) -> subprocess.Popen[bytes]:
     """A process that has started three ranks of the program in `place`, once they are ready."""
     program = (
