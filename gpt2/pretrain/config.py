@@ -128,7 +128,14 @@ def build(content: dict[str, Any], where: str) -> TrainingRun:
     for name, kind in {**parts, "guard": Policy}.items():
         if name in content:
             validate(kind, content[name], f"{where}: {name}")  # so that an error names the part
-    return validate(TrainingRun, content, where)
+    run = validate(TrainingRun, content, where)
+    given = content.get("toggles", {}).get("grad_accum_steps", 1)
+    if given not in (1, run.toggles.grad_accum_steps):
+        raise ConfigError(
+            f"{where}: toggles: grad_accum_steps {given} contradicts workload.tokens_per_step "
+            f"{run.workload.tokens_per_step}, which makes it {run.toggles.grad_accum_steps}; leave it out"
+        )
+    return run
 
 
 def find(config: str) -> Path:

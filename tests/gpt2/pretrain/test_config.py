@@ -105,6 +105,16 @@ def test_what_is_wrong_with_a_run_is_said_in_one_line(override: str, said: str, 
     assert "\n" not in str(raised.value)
 
 
+def test_accumulation_that_the_tokens_per_step_contradict_is_refused(path: Path) -> None:
+    tokens = load(str(path)).tokens_per_step
+    fixed = f"workload.tokens_per_step={2 * tokens}"
+    assert load(str(path), [fixed, "toggles.grad_accum_steps=2"]).toggles.grad_accum_steps == 2
+    with pytest.raises(
+        ConfigError, match="grad_accum_steps 3 contradicts .*, which makes it 2; leave it out"
+    ):
+        load(str(path), [fixed, "toggles.grad_accum_steps=3"])
+
+
 def test_a_misspelt_key_is_named_and_not_the_one_that_it_leaves_missing(path: Path) -> None:
     path.write_text(path.read_text().replace("workload:", "workloads:", 1))
     with pytest.raises(ConfigError, match=r"unknown key 'workloads'; did you mean 'workload'\?"):
