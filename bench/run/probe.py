@@ -62,7 +62,7 @@ def asked(
     *,
     failed: str,
 ) -> str:
-    """Return what a module of ours prints, run in a process of its own, for it loads torch.
+    """Return the line of JSON that a module of ours prints, run in a process of its own, for it loads torch.
 
     overrides: passed on with --set. variables: for it besides its own. failed: begins the BenchError that is
     raised where it ends badly.
@@ -75,7 +75,11 @@ def asked(
     if done.returncode:
         last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
         raise BenchError(f"{failed}: {last}")
-    return done.stdout
+    # Others may print before and after it: the user's sitecustomize, or a library.
+    answers = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    if not answers:
+        raise BenchError(f"{failed}: {module} printed nothing")
+    return answers[-1]
 
 
 def main() -> None:

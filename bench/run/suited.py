@@ -30,7 +30,7 @@ def suited(ladders: Sequence[Path], overrides: Sequence[str] = ()) -> tuple[Ladd
     """
     failed = "this machine could not be asked what it supports"
     printed = asked("bench.run.suited", list(map(str, ladders)), overrides, failed=failed)
-    path, without = json.loads(printed.splitlines()[-1])
+    path, without = json.loads(printed)
     ladder = load(Path(path), overrides)
     left_out = [rung.name for rung in ladder.first_tries if rung.name in without]
     return ladder.carrying(without=without), left_out

@@ -18,6 +18,7 @@ from places import ROOT
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
 from bench.run.peers.checkout import peer_variables
+from bench.run.probe import probe
 from gpt2 import provenance, terminal
 from gpt2.config.toggles import Toggles
 from gpt2.config.validation import ConfigError
@@ -289,6 +290,15 @@ def test_a_folder_for_compiled_code_that_cannot_be_made_is_told_in_one_line(
     assert done.returncode == 2
     said = "TORCHINDUCTOR_CACHE_DIR=/dev/null/a is no folder that can be written; set it to one, or leave it "
     assert done.stderr.partition(": ")[2] == f"{said}unset\n"
+
+
+def test_what_others_print_in_our_processes_is_not_taken_for_their_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "import atexit; print('hello'); atexit.register(print, 'bye')"
+    (tmp_path / "sitecustomize.py").write_text(words)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    assert probe("cpu").environment.cpu_cores >= 1
 
 
 @pytest.mark.parametrize("program", ["bench", "gpt2"])

@@ -115,7 +115,7 @@ def test_an_installed_wheel_runs_quick_and_a_ladder_by_its_name_from_an_empty_fo
     done, rungs = measured("quick", "quick", "--minutes", "0.5", *options)
     assert rungs == {"plain", "usual settings", "best known"}
     assert "best known: all of cpu that this machine supports" in done.stderr
-    shown = [line.split("  ")[0].strip() for line in done.stdout.splitlines()]
+    shown = [line.strip().split("  ")[0] for line in done.stdout.splitlines()]
     assert rungs <= set(shown)
     assert "interrupted" not in done.stdout
     assert len(shown) <= 40
