@@ -213,7 +213,8 @@ class Climb:
     def _try_together(self) -> Iterator[Task]:
         """Yield a try of all rungs that are within the noise: together they may be beyond it.
 
-        Of rungs that set the same toggle, the one that seemed fastest takes part.
+        Of rungs that set the same toggle, the one that seemed fastest takes part, and none whose toggle a
+        carried rung sets after it.
         """
         best, seemed = best_of(self._tried), within_noise(self._tried)
         if not best or any(together(record) for record in self._tried) or not self._has_time():
@@ -222,9 +223,11 @@ class Climb:
             rung.name: set(varying(before.toggles, rung.toggles)) for before, rung in pairwise(self._own)
         }
         names: list[str] = []
-        for name in sorted(seemed, key=lambda name: seemed[name], reverse=True):
-            if all(changes[name].isdisjoint(changes[other]) for other in names):
-                names.append(name)
+        for rung in sorted(self._own[1:], key=lambda rung: seemed.get(rung.name, 0.0), reverse=True):
+            later = [other.name for other in self._own if other.index > rung.index]
+            others = {*names, *self._carried.intersection(later)}
+            if rung.name in seemed and all(changes[rung.name].isdisjoint(changes[each]) for each in others):
+                names.append(rung.name)
         if len(names) < 2:
             return
         yield from self._best_again(is_stale(self._tried))

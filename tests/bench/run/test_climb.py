@@ -507,6 +507,25 @@ def test_of_rungs_that_set_one_toggle_the_faster_is_tried_with_the_others(write_
     assert measured_rungs(records) == ["a", "b", "d"]
 
 
+def test_a_rung_whose_toggle_a_carried_one_sets_after_it_is_not_tried_with_others(write_ladder) -> None:
+    rungs = (
+        "[{name: a, set: {device: cpu}}, {name: b, set: {adamw: foreach}}, {name: c, set: {adamw: fused}}, "
+        "{name: d, set: {attention: sdpa}}, {name: e, set: {vocab_multiple: 64}}]"
+    )
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+
+    def run(task: Task) -> Record:
+        toggles = task.rung.toggles
+        noise = 0.94 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 1.0
+        gains = {"foreach": 1.03, "fused": 1.5, "sdpa": 1.03, 64: 1.03}
+        gain = [gains.get(each, 1.0) for each in (toggles.adamw, toggles.attention, toggles.vocab_multiple)]
+        return process(ladder, task, 100.0 * noise * gain[0] * gain[1] * gain[2])
+
+    records = climb(ladder, run)
+    assert tried_together(records) == [(["d", "e"], True)]
+    assert measured_rungs(records) == ["a", "c", "d", "e"]
+
+
 def test_what_is_carried_together_is_what_a_second_try_stands_on(write_ladder) -> None:
     rungs = (
         "[{name: a, set: {device: cpu}}, {name: e, set: {cross_entropy: closed_form}, retry: true}, "
