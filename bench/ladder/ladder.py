@@ -382,6 +382,8 @@ def _top(name: str, file: _Parsed, where: str) -> Toggles:
     other = beside(name, file.path)
     if other.exists() and other.resolve() == file.path.resolve():
         raise LadderError(f"{where}: best_of: {name} is this ladder; name another")
+    if not other.exists():
+        raise LadderError(f"{where}: best_of: there is no ladder {name}{near_file(other)}")
     if any(isinstance(rung, dict) and "best_of" in rung for rung in _read_yaml(other).get("rungs", ())):
         raise LadderError(f"{where}: best_of: {name} looks at another ladder itself; name that one")
     ladder = load(other)

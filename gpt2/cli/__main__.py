@@ -5,9 +5,10 @@ def main() -> None:
     """Entry point of the console script; Ctrl-C while it is being loaded ends it without a traceback."""
     try:
         from gpt2.cli import main as command
-    except KeyboardInterrupt:
+
+        command.main()
+    except KeyboardInterrupt:  # before a command has begun, which heeds it
         raise SystemExit(130) from None
-    command.main()
 
 
 if __name__ == "__main__":

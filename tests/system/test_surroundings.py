@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -290,6 +291,19 @@ def test_a_folder_for_compiled_code_that_cannot_be_made_is_told_in_one_line(
     assert done.returncode == 2
     said = "TORCHINDUCTOR_CACHE_DIR=/dev/null/a is no folder that can be written; set it to one, or leave it "
     assert done.stderr.partition(": ")[2] == f"{said}unset\n"
+
+
+@pytest.mark.parametrize("program", ["bench", "gpt2"])
+def test_ctrl_c_before_a_command_begins_is_exit_code_130(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"{program}.cli.main.main", interrupted)
+    with pytest.raises(SystemExit) as end:
+        import_module(f"{program}.cli.__main__").main()
+    assert end.value.code == 130
 
 
 def test_what_others_print_in_our_processes_is_not_taken_for_their_answer(
