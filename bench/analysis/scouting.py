@@ -23,15 +23,15 @@ STALE = 2
 """Re-measure the best rung after this many near-ties: its one window may have been lucky."""
 
 
-def judge(record: Record, tried: Sequence[Record], together: Sequence[str] = ()) -> Scout:
+def judge(record: Record, tried: Sequence[Record], together_with: Sequence[str] = ()) -> Scout:
     """Decide whether a rung that was tried is carried.
 
-    tried: the records of those before it, in order, each with its own decision. together: the rungs that
-    were tried in one process, all of which are carried or none. The first rung is always carried, and so is
-    the best so far where it is tried again. Another one is carried if it ran, kept the losses, did what it
-    claims, and was faster than the last that was carried, in the mean of its tries, by more than the floor:
-    LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors of the windows,
-    whichever is largest.
+    tried: the records of those before it, in order, each with its own decision. together_with: the rungs
+    that were tried in one process, all of which are carried or none. The first rung is always carried, and
+    so is the best so far where it is tried again. Another one is carried if it ran, kept the losses, did what
+    it claims, and was faster than the last that was carried, in the mean of its tries, by more than the
+    floor: LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors of the
+    windows, whichever is largest.
     """
     chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
@@ -42,7 +42,13 @@ def judge(record: Record, tried: Sequence[Record], together: Sequence[str] = ())
     if not tried or any(_is_carried(each, tried) for each in earlier):
         over, again = (record.rung, _ratio([record], best)) if tried else (None, None)
         return Scout(
-            over=over, ratio=again, floor=None, carried=True, check=record.status, reason=record.error
+            over=over,
+            ratio=again,
+            floor=None,
+            carried=True,
+            check=record.status,
+            reason=record.error,
+            together=[*together_with],
         )
     if record.status != "too_slow":
         alike = (each for each in chain if _tokens(each) == _tokens(record) is not None)
@@ -62,7 +68,7 @@ def judge(record: Record, tried: Sequence[Record], together: Sequence[str] = ())
         carried=check == "ok" and record.status == "ok" and faster,
         check=check,
         reason=reason,
-        together=[*together],
+        together=[*together_with],
     )
 
 
@@ -88,10 +94,10 @@ def is_close(tried: Sequence[Record], rung_index: int) -> bool:
 
 
 def within_noise(tried: Sequence[Record]) -> dict[str, float]:
-    """The rungs that are neither carried nor clearly slower, by name, each with its last ratio."""
+    """The rungs that are not carried, but slower by less than half the noise, by name, with their ratios."""
     carried = carried_rungs(tried)
     last = {each.rung: each for each in tried if each.rung not in carried and not together(each)}
-    close = [each for each in last.values() if (over := _over_floor(each)) is not None and over >= -1]
+    close = [each for each in last.values() if (over := _over_floor(each)) is not None and over >= -0.5]
     return {each.rung: each.scout.ratio for each in close if each.scout and each.scout.ratio}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.analysis.run_records import group_by, is_external, together
+from bench.analysis.run_records import is_external, toggles_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 
@@ -45,8 +45,7 @@ def timing(board: Scoreboard) -> list[Timing]:
     timings: list[Timing] = []
     rung_before = {row.index: row.before for row in board.rows if row.gain}
     steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
-    alone = (record for record in board.records if record.kind == "scout" and not together(record))
-    tries = group_by(alone, lambda record: record.rung_index)
+    tries = [record for record in board.records if record.kind == "scout"]
     for rung in board.records.measured_rungs:
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:
@@ -58,8 +57,9 @@ def timing(board: Scoreboard) -> list[Timing]:
         steps_by_rung[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(m.data_wait_seconds, sum(m.block_seconds)) for m in measurements]
-        tried = (record.measurement for record in tries.get(rung[0].rung_index, ()))
-        compiling = [*measurements, *filter(None, tried)]  # a try leaves its code to the rounds
+        # A try of the same toggles leaves its code to the rounds.
+        alike = [each.measurement for each in tries if toggles_of([each]) == toggles_of(rung)]
+        compiling = [*measurements, *filter(None, alike)]
         firsts = [(m.compile_cache, m.first_step_seconds) for m in compiling]
         timings.append(
             Timing(

@@ -195,7 +195,8 @@ class PeerRung:
             words = shlex.split(self.command)
         except ValueError as error:
             raise ValueError(f"command {self.command!r} cannot be split into words: {error}") from None
-        if not "".join(words[program_place(words) :][:1]):
+        place = program_place(words)
+        if place >= len(words) or not words[place]:
             raise ValueError(f"command {self.command!r} names no program")
 
 

@@ -68,8 +68,10 @@ class Scout(Plain):
     reason: str | None
     """What that check found; null where it is ok."""
     together: list[str] = Field(default_factory=list)
-    """Names of rungs that were tried in one process, as each alone seemed faster within the noise; carried
-    or not, all are. Empty where a rung was tried by itself."""
+    """Names of rungs that were tried in one process, as none alone was told from the noise.
+
+    All of them are carried, or none. Empty where a rung was tried by itself.
+    """
 
 
 class Outcome(Plain):

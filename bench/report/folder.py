@@ -7,7 +7,6 @@ rewrite(Path("README.md"), text)  # between its two markers
 from __future__ import annotations
 
 import codecs
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
@@ -22,7 +21,7 @@ from bench.report.atlas import TITLE, pictured
 from bench.report.screen import limit_of, machine_titles, screen_markdown, task_title
 from bench.report.single_run import loss_curves
 from bench.report.table import Table, notes_to_markdown, share_notes
-from gpt2.files.atomic import atomic_write
+from gpt2.files.atomic import atomic_text
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
@@ -192,8 +191,7 @@ def rewrite(path: Path, text: str) -> None:
     The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
     Raises ValueError where the markers are missing or wrong, OSError where the file cannot be written.
     """
-    target = Path(os.path.realpath(path))
-    content = target.read_bytes()
+    content = path.read_bytes()
     lines = content.splitlines(keepends=True)
     begin, end = _marked(path, lines)
     ending = lines[begin][len(lines[begin].rstrip(b"\r\n")) :]
@@ -201,14 +199,7 @@ def rewrite(path: Path, text: str) -> None:
     written = b"".join([*lines[: begin + 1], block, *lines[end:]])
     if written == content:
         return
-    try:
-        with target.open("r+b"):  # a file that may not be written is not replaced either
-            pass
-        with atomic_write(target) as file:
-            os.fchmod(file.fileno(), target.stat().st_mode & 0o7777)
-            file.write(written)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    atomic_text(path, written)
 
 
 def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:

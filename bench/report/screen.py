@@ -31,6 +31,7 @@ from bench.format import (
     plural,
     speed,
     spread,
+    status_word,
     times,
     training_time,
     verdict_word,
@@ -424,6 +425,8 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
         ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
+        if not scout.carried and scout.check != "ok":
+            came += f" ({status_word(scout.check)})"
         names = plain(listed(scout.together))
         yield f"Tried together, as each alone was within the noise: {names}: {ratio}{came}."
     refused = [

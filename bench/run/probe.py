@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from gpt2.device import Device
 
 
+ANSWER = "answer: "
+"""Begins the line for asked(); others, such as the user's sitecustomize, may print before and after it."""
+
+
 class ProbeResult(Plain):
     """Facts about the machine and the memory of a ladder's rungs."""
 
@@ -75,11 +79,15 @@ def asked(
     if done.returncode:
         last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
         raise BenchError(f"{failed}: {last}")
-    # Others may print before and after it: the user's sitecustomize, or a library.
-    answers = [line for line in done.stdout.splitlines() if line.startswith(("{", "["))]
+    answers = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
     if not answers:
-        raise BenchError(f"{failed}: {module} printed nothing")
-    return answers[-1]
+        raise BenchError(f"{failed}: {module} gave no answer")
+    return answers[-1].removeprefix(ANSWER)
+
+
+def answer(text: str) -> None:
+    """Print a line of JSON for asked(), in the process that it starts."""
+    print(f"{ANSWER}{text}")
 
 
 def main() -> None:
@@ -101,7 +109,7 @@ def main() -> None:
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
-    print(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).as_json())
+    answer(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).as_json())
 
 
 def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:

@@ -6,7 +6,6 @@ rounds measure, and no speed of theirs comes from it, so that choosing does not 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,8 +13,8 @@ from itertools import count, pairwise
 from typing import Protocol
 
 from bench.analysis.attribution import ratios
-from bench.analysis.run_records import carried_rungs, together, varying
-from bench.analysis.schedule import Cut, Schedule, Task
+from bench.analysis.run_records import carried_rungs, together
+from bench.analysis.schedule import Cut, Schedule, Task, changes_of
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge, within_noise
 from bench.format import duration, listed
@@ -138,11 +137,11 @@ class Climb:
             self._rounds.resume(self._later)
         yield from self._rounds.tasks(records, note)
 
-    def _judged(self, record: Record, together: Sequence[str] = ()) -> Record:
+    def _judged(self, record: Record, together_with: Sequence[str] = ()) -> Record:
         """Return the record of a try with what it found."""
         if record.cut_short:
             return record
-        return record.model_copy(update={"scout": judge(record, self._tried, together)})
+        return record.model_copy(update={"scout": judge(record, self._tried, together_with)})
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome."""
@@ -163,7 +162,7 @@ class Climb:
             return None
         known = {record.rung_index for record in self._tried}
         to_try = sum(not rung.again and rung.index not in known for rung in self._own)
-        carried = len({r.rung_index for r in self._tried if r.scout and r.scout.carried})
+        carried = len(self._carried | {self._own[0].name})
         each = sum(self._seconds) / len(self._seconds)
         tries = to_try * len(self._tried) / max(1, len(known))  # some are made twice and more
         windows = [self._longer(record) for record in self._tried if record.measurement]
@@ -211,37 +210,43 @@ class Climb:
         yield from self._try_together()
 
     def _try_together(self) -> Iterator[Task]:
-        """Yield a try of all rungs that are within the noise: together they may be beyond it.
+        """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once.
 
         Of rungs that set the same toggle, the one that seemed fastest takes part, and none whose toggle a
         carried rung sets after it.
         """
-        best, seemed = best_of(self._tried), within_noise(self._tried)
-        if not best or any(together(record) for record in self._tried) or not self._has_time():
+        seemed = within_noise(self._tried)
+        if any(together(record) for record in self._tried) or not self._has_time():
             return
-        changes = {
-            rung.name: set(varying(before.toggles, rung.toggles)) for before, rung in pairwise(self._own)
+        own, workload = self._ladder.own, self._ladder.workload
+        sets = {
+            rung.name: set(changes_of(before.toggles, rung.toggles, workload))
+            for before, rung in pairwise(own)
         }
         names: list[str] = []
-        for rung in sorted(self._own[1:], key=lambda rung: seemed.get(rung.name, 0.0), reverse=True):
-            later = [other.name for other in self._own if other.index > rung.index]
+        for rung in sorted(own[1:], key=lambda rung: seemed.get(rung.name, 0.0), reverse=True):
+            later = [other.name for other in own if other.index > rung.index]
             others = {*names, *self._carried.intersection(later)}
-            if rung.name in seemed and all(changes[rung.name].isdisjoint(changes[each]) for each in others):
+            if rung.name in seemed and all(sets[rung.name].isdisjoint(sets[each]) for each in others):
                 names.append(rung.name)
-        if len(names) < 2:
+        best = best_of(self._tried)
+        if len(names) < 2 or best is None:
+            return
+        together_with = [rung.name for rung in own if rung.name in names]
+        last = [rung.name for rung in own if rung.name in {*names, best.rung}][-1]
+        without = [name for name in self._without if name not in names]
+        try:
+            rung = self._ladder.carrying(without=without, upto=last).rung(last)
+        except LadderError:  # they do not fit together
             return
         yield from self._best_again(is_stale(self._tried))
-        chosen = [rung.name for rung in self._own if rung.name in names]
-        last = max((rung for rung in self._own if rung.name in {*names, best.rung}), key=lambda r: r.index)
-        without = [name for name in self._without if name not in names]
-        with contextlib.suppress(LadderError):  # they do not fit together
-            yield Task(
-                kind="scout",
-                rung=self._ladder.carrying(without=without, upto=last.name).rung(last.name),
-                repetition=max((r.repetition for r in self._tried if r.rung == last.name), default=0) + 1,
-                together=tuple(chosen),
-                judge=partial(self._judged, together=chosen),
-            )
+        yield Task(
+            kind="scout",
+            rung=rung,
+            repetition=max((r.repetition for r in self._tried if r.rung == last), default=0) + 1,
+            together=tuple(together_with),
+            judge=partial(self._judged, together_with=together_with),
+        )
 
     def _best_again(self, wanted: bool = False) -> Iterator[Task]:
         """Yield another try of the best so far, if that is wanted or it ran before the run was resumed."""

@@ -16,7 +16,7 @@ from bench.analysis.select import load_boards
 from bench.format import listed, plain
 from bench.ladder.ladder import Ladder, LadderError, beside, load
 from bench.records.machine import Environment
-from bench.run.probe import asked
+from bench.run.probe import answer, asked
 from gpt2.config.toggles import HOST, XLA, Toggles, UnsupportedToggle
 from gpt2.terminal import surroundings
 
@@ -112,7 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     ladders = [load(path, arguments.set) for path in arguments.ladders]
     ladder = next((each for each in ladders if _has_device(each.own[-1].toggles.device)), ladders[-1])
-    print(json.dumps([str(ladder.path), _not_suited(ladder)]))
+    answer(json.dumps([str(ladder.path), _not_suited(ladder)]))
 
 
 def _has_device(name: str) -> bool:

@@ -54,10 +54,23 @@ def atomic_write(
         raise raises(f"cannot write {path} ({error.strerror or error}){more}") from None
 
 
-def atomic_text(path: Path, text: str) -> None:
-    """Replace a file by this text, whole or not at all. Raises OSError."""
-    with atomic_write(path) as file:
-        file.write(text.encode())
+def atomic_text(path: Path, text: str | bytes) -> None:
+    """Put this text into a file, whole or not at all; it keeps its mode, and a link stays a link.
+
+    Raises OSError, also where the file may not be written.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        mode = None
+        if target.exists():
+            with target.open("r+b"):
+                mode = target.stat().st_mode & 0o7777
+        with atomic_write(target, sync=False) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+            file.write(text if isinstance(text, bytes) else text.encode())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 @contextlib.contextmanager

@@ -74,9 +74,9 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     asked: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
-        asked.append(number)
+        asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
         for rank in ranks:
-            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+            rank.send_signal(asked[-1])
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))

@@ -118,7 +118,7 @@ def test_benchmark_what_the_runner_adds_to_a_process(benchmark, tmp_path: Path) 
         later - begin - each["process_seconds"]
         for begin, later, each in zip(begun, begun[1:], records, strict=False)
     ]
-    assert len(records) == 4 * rounds
+    assert len(records) == (12 if benchmark.enabled else 2)  # controls need several rounds
     benchmark.extra_info |= {"runner_seconds_per_process": median(between), "most": max(between)}
     if benchmark.enabled:
         assert median(between) < 1

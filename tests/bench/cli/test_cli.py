@@ -433,7 +433,6 @@ def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.slow
 def test_pages_that_do_not_fit_onto_the_disk_leave_those_that_are_there(
     small_disk: Path, tmp_path: Path
 ) -> None:
@@ -451,6 +450,7 @@ def test_pages_that_do_not_fit_onto_the_disk_leave_those_that_are_there(
     assert not list(small_disk.rglob("*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_messages_that_do_not_fit_onto_a_full_disk_end_no_run(tmp_path: Path) -> None:
     (tmp_path / "ladder.yaml").write_text(

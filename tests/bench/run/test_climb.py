@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 from processes import judged, process
+from samples import append
 
 from bench.analysis.attribution import attribution
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import Scoreboard, scoreboard
-from bench.analysis.select import exit_code
+from bench.analysis.select import exit_code, load_boards
 from bench.analysis.timing import timing
+from bench.format import status_word
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
 from bench.report.screen import findings, keeps, status_words
 from bench.run.rounds import Climb, TimeLimit
+from bench.run.runner import lacks
 
 SPEEDS = {"a": 100.0, "b": 150.0, "c": 60.0, "d": 300.0}
 """Tokens/s of rungs whose own change decides, whatever they stand on."""
@@ -549,12 +552,78 @@ def test_a_run_with_rungs_tried_together_goes_on_with_what_is_missing(ladder: La
     assert len(tried_together(records)) == 1
 
 
-def test_a_table_of_times_takes_nothing_from_rungs_tried_together(ladder: Ladder) -> None:
+def test_the_first_step_of_a_rung_is_timed_in_tries_of_the_same_toggles(ladder: Ladder) -> None:
+    """Tried together, d compiles what the rounds measure; tried alone, it did not."""
+
+    def run(task: Task) -> Record:
+        took = 50.0 if task.together else 10.0 if task.kind == "scout" else 1.0
+        cache = "cold" if task.kind == "scout" else "warm"
+        return measured(noisy(ladder, SMALL)(task), first_step_seconds=took, compile_cache=cache)
+
+    times = {each.rung: each.first_step for each in timing(scoreboard(climb(ladder, run)))}
+    assert times == {"a": 10.0, "b": 10.0, "c": None, "d": 50.0}
+
+
+def test_a_file_with_rungs_tried_together_is_read_and_shown(ladder: Ladder, tmp_path: Path) -> None:
+    def run(task: Task) -> Record:  # the best is tried again after them
+        return noisy(ladder, SMALL)(task)
+
+    records = climb(ladder, run)
+    for each in records:
+        append(tmp_path / "climb.jsonl", each)
+    (board,), warnings = load_boards([tmp_path / "climb.jsonl"])
+    assert warnings == []
+    assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "out_of_memory"])
+def test_rungs_that_do_not_run_together_are_left_out_with_the_reason(ladder: Ladder, status: str) -> None:
     def run(task: Task) -> Record:
         made = noisy(ladder, SMALL)(task)
-        return measured(made, first_step_seconds=999.0) if task.together else made
+        ended = {"status": status, "error": "why", "measurement": None}
+        return made.model_copy(update=ended) if task.together else made
 
-    assert [t.first_step for t in timing(scoreboard(climb(ladder, run))) if t.first_step == 999.0] == []
+    records = climb(ladder, run)
+    assert measured_rungs(records) == ["a"]
+    assert exit_code(records) == 0
+    (said,) = [line for line in findings(scoreboard(records)) if line.startswith("Tried together")]
+    assert said.endswith(f"b, c, d: left out ({status_word(status)}).")
+
+
+TOGETHER = {
+    "a subset": (FOUR, {}, ("a", "b", "d"), ["b", "d"]),
+    "a rung that is tried twice": (FOUR.replace("sdpa}", "sdpa}, retry: true"), {}, (), ["b", "c", "d"]),
+    "fixed tokens per step": (
+        FOUR.replace("vocab_multiple: 64", "micro_batch_size: 2"),
+        {"workload": "model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 128"},
+        (),
+        ["b", "c", "d"],
+    ),
+    "what a kept rung sets after it": (
+        FOUR.replace("sdpa}", "sdpa}}, {name: x, set: {attention: blocks}"),
+        {},
+        (),
+        ["c", "d"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_a_run_that_tried_rungs_together_lacks_nothing(case: str, write_ladder) -> None:
+    rungs, changes, chosen, expected = TOGETHER[case]
+    ladder = load(write_ladder(rungs, carry="if_faster", **changes))
+    gains = {**SMALL, "micro_batch_size": 1.03}
+    kept = 2.0 if "blocks" in rungs else 1.0
+
+    def run(task: Task) -> Record:
+        made = noisy(ladder, gains)(task)
+        faster = kept if task.rung.toggles.attention == "blocks" else 1.0
+        tps = made.measurement and (made.measurement.tokens_per_second or 0.0) * faster
+        return process(ladder, task, tps or 0.0)
+
+    records = climb(ladder, run, rungs=chosen)
+    assert [names for names, _ in tried_together(records)] == [expected]
+    assert not lacks(Climb(ladder, ladder.chosen(chosen)), records)
 
 
 def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:

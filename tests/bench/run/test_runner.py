@@ -632,6 +632,18 @@ def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path)
         run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
 
 
+@pytest.mark.slow
+def test_what_was_compiled_and_kept_is_warm_in_a_later_run(write_ladder, tmp_path: Path) -> None:
+    ladder = load(write_ladder("[{name: a, set: {compile: default}}]", timeout_seconds=600))
+    options = Options(out=tmp_path / "out", compile_cache=tmp_path / "kept")
+    found = []
+    for _ in range(2):
+        (record,) = run(ladder, options, Silent()).records
+        assert record.measurement
+        found.append(record.measurement.compile_cache)
+    assert found == ["cold", "warm"]
+
+
 def caches_of_workers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders of compiled code that workers are given, in order; each of them trains nothing."""
     caches = list[str]()
