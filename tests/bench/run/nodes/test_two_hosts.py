@@ -133,7 +133,7 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
             nodes["cut"] = come_back(leader, hosts, place)
             with held(nodes["cut"].process, "cable cut"):
                 hosts.cut()
-            leader.wait_to_say("cable cut: ")
+            leader.wait_to_say("without it: ")  # before the other node can come back
             hosts.mend()
             nodes["interrupted"] = come_back(leader, hosts, place)
             with held(nodes["interrupted"].process, "interrupted"):
