@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from functools import cache
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from gpt2.config.devices import CUDA, DEVICES, HOST, XLA, DeviceName, devices
 from gpt2.config.tolerances import LOSS_TOLERANCE
@@ -65,6 +66,13 @@ CompileMode = Literal[
     "eager", "default", "reduce-overhead", "gemm", "coordinate-descent", "gemm+coordinate-descent",
     "max-autotune", "max-autotune-no-cudagraphs",
 ]  # fmt: skip
+
+
+@cache
+def _listed_values() -> dict[str, tuple[Any, ...]]:
+    """Return the values of each toggle that has a list of them; the device is checked where it is found."""
+    hints = {name: hint for name, hint in get_type_hints(Toggles).items() if name != "device"}
+    return {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,6 +345,8 @@ class Toggles:
                 raise ValueError(f"{toggle.name}: {words}; none of them is a value")
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
+            if value not in (known := _listed_values().get(toggle.name, (value,))):
+                raise ValueError(f"{toggle.name}: {value!r} is not one of {', '.join(map(str, known))}")
 
     @property
     def processes(self) -> int:

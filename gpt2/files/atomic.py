@@ -65,7 +65,7 @@ def atomic_text(path: Path, text: str | bytes) -> None:
         if target.exists():
             with target.open("r+b"):
                 mode = target.stat().st_mode & 0o7777
-        with atomic_write(target, sync=False) as file:
+        with atomic_write(target) as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(text if isinstance(text, bytes) else text.encode())

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -427,3 +428,14 @@ def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name:
         "print(found.evidence); raise SystemExit(not found.took_effect)"
     )
     output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"attention": "flash2"}, {"adamw": "Fused"}, {"autocast": "bf16"}, {"vocab_multiple": 7}]
+)
+def test_a_value_that_a_toggle_does_not_have_is_refused_wherever_toggles_are_made(
+    wrong: dict[str, Any],
+) -> None:
+    (name, value), *_ = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}: {value!r} is not one of "):
+        replace(Toggles(), **wrong)
