@@ -131,6 +131,7 @@ class Agent:
             kind=order["kind"],
             rung=rung,
             repetition=order["repetition"],
+            together=tuple(order.get("together", ())),
             stop_below=order.get("stop_below"),
         )
         own, place = interface(self._store.outgoing["address"]), self._place

@@ -213,6 +213,7 @@ class DistributedTask:
             "kind": task.kind,
             "rung": task.rung.name,
             "without": list(task.rung.without),
+            "together": list(task.together),
             "stop_below": task.stop_below,
             "repetition": task.repetition,
             "nodes": nodes,

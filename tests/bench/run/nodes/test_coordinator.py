@@ -349,7 +349,7 @@ def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
     one, node = joint
     node.exchange()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
-    what |= {"without": [], "stop_below": None}
+    what |= {"without": [], "together": [], "stop_below": None}
     assert node.incoming[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
