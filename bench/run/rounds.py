@@ -210,30 +210,12 @@ class Climb:
         yield from self._try_together()
 
     def _try_together(self) -> Iterator[Task]:
-        """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once.
-
-        Of rungs that set the same toggle, the one that seemed fastest takes part, and none whose toggle a
-        carried rung sets after it.
-        """
-        seemed = within_noise(self._tried)
-        if any(together(record) for record in self._tried) or not self._has_time():
+        """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once."""
+        best, names = best_of(self._tried), self._within_noise()
+        done = any(together(record) for record in self._tried)
+        if done or len(names) < 2 or best is None or not self._has_time():
             return
-        own, workload = self._ladder.own, self._ladder.workload
-        sets = {
-            rung.name: set(changes_of(before.toggles, rung.toggles, workload))
-            for before, rung in pairwise(own)
-        }
-        names: list[str] = []
-        for rung in sorted(own[1:], key=lambda rung: seemed.get(rung.name, 0.0), reverse=True):
-            later = [other.name for other in own if other.index > rung.index]
-            others = {*names, *self._carried.intersection(later)}
-            if rung.name in seemed and all(sets[rung.name].isdisjoint(sets[each]) for each in others):
-                names.append(rung.name)
-        best = best_of(self._tried)
-        if len(names) < 2 or best is None:
-            return
-        together_with = [rung.name for rung in own if rung.name in names]
-        last = [rung.name for rung in own if rung.name in {*names, best.rung}][-1]
+        last = [rung.name for rung in self._ladder.own if rung.name in {*names, best.rung}][-1]
         without = [name for name in self._without if name not in names]
         try:
             rung = self._ladder.carrying(without=without, upto=last).rung(last)
@@ -244,9 +226,29 @@ class Climb:
             kind="scout",
             rung=rung,
             repetition=max((r.repetition for r in self._tried if r.rung == last), default=0) + 1,
-            together=tuple(together_with),
-            judge=partial(self._judged, together_with=together_with),
+            together=tuple(names),
+            judge=partial(self._judged, together_with=names),
         )
+
+    def _within_noise(self) -> list[str]:
+        """Names of the rungs within the noise that have an effect together, in the ladder's order.
+
+        Of rungs that set the same toggle it is the one that seemed fastest, and none whose toggle a carried
+        rung sets after it.
+        """
+        ladder, seemed = self._ladder, within_noise(self._tried)
+        sets = {
+            rung.name: set(changes_of(before.toggles, rung.toggles, ladder.workload))
+            for before, rung in pairwise(ladder.first_tries)
+        }
+        carried = [rung for rung in ladder.own if rung.name in self._carried]
+        names: list[str] = []
+        for rung in sorted(ladder.first_tries[1:], key=lambda r: seemed.get(r.name, 0.0), reverse=True):
+            later = [each.again or each.name for each in carried if each.index > rung.index]
+            alone = all(sets[rung.name].isdisjoint(sets[other]) for other in (*names, *later))
+            if alone and rung.name in seemed:
+                names.append(rung.name)
+        return [rung.name for rung in ladder.own if rung.name in names]
 
     def _best_again(self, wanted: bool = False) -> Iterator[Task]:
         """Yield another try of the best so far, if that is wanted or it ran before the run was resumed."""

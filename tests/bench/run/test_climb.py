@@ -492,6 +492,14 @@ def test_one_rung_within_the_noise_is_not_tried_once_more(ladder: Ladder) -> Non
     assert tried_together(climb(ladder, noisy(ladder, one))) == []
 
 
+def test_a_rung_and_its_second_try_are_not_tried_together(write_ladder) -> None:
+    rungs = FOUR.replace("sdpa}", "sdpa}, retry: true")
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    records = climb(ladder, noisy(ladder, {"attention": 1.03, "adamw": 0.9, "vocab_multiple": 0.9}))
+    assert "b (second try)" in {rung for rung, _ in tries_of(records)}
+    assert tried_together(records) == []
+
+
 def test_of_rungs_that_set_one_toggle_the_faster_is_tried_with_the_others(write_ladder) -> None:
     rungs = (
         "[{name: a, set: {device: cpu}}, {name: b, set: {adamw: foreach}}, {name: c, set: {adamw: fused}}, "
