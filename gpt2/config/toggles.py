@@ -338,6 +338,7 @@ class Toggles:
     )
 
     def __post_init__(self) -> None:
+        listed = _listed_values()
         for toggle in fields(self):
             value = getattr(self, toggle.name)
             if isinstance(value, bool):  # a bool is an int in Python
@@ -345,7 +346,7 @@ class Toggles:
                 raise ValueError(f"{toggle.name}: {words}; none of them is a value")
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
-            if value not in (known := _listed_values().get(toggle.name, (value,))):
+            if value not in (known := listed.get(toggle.name, (value,))):
                 raise ValueError(f"{toggle.name}: {value!r} is not one of {', '.join(map(str, known))}")
 
     @property

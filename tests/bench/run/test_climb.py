@@ -436,19 +436,24 @@ def test_tries_of_before_a_break_are_not_averaged_with_those_after_it(write_ladd
     assert (again.ratio, again.carried) == (pytest.approx(0.99), False)
 
 
-SMALL = {"attention": 1.03, "adamw": 1.02, "vocab_multiple": 1.03, "cross_entropy": 1.02}
+Gains = dict[str, float | dict[str, float]]
+SMALL: Gains = {"attention": 1.03, "adamw": 1.02, "vocab_multiple": 1.03, "cross_entropy": 1.02}
 """What each toggle gains, within the noise of noisy()."""
 
 
-def noisy(ladder: Ladder, gains: dict[str, float]) -> Callable[[Task], Record]:
-    """Rungs of these gains, whose product counts; the first rung's two tries differ by 6 %."""
+def noisy(ladder: Ladder, gains: Gains) -> Callable[[Task], Record]:
+    """Rungs whose speed is the product of what each toggle gains; the first rung's two tries differ by 6 %.
+
+    gains: by toggle, or by its value where they differ.
+    """
 
     def run(task: Task) -> Record:
         speed = 94.0 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 100.0
         first = ladder.rungs[0].toggles
         for toggle, gain in gains.items():
-            if getattr(task.rung.toggles, toggle) != getattr(first, toggle):
-                speed *= gain
+            value = getattr(task.rung.toggles, toggle)
+            if value != getattr(first, toggle):
+                speed *= gain[value] if isinstance(gain, dict) else gain
         return process(ladder, task, speed)
 
     return run
@@ -488,7 +493,7 @@ def test_what_was_carried_above_those_that_are_tried_together_stays(ladder: Ladd
 
 
 def test_one_rung_within_the_noise_is_not_tried_once_more(ladder: Ladder) -> None:
-    one = {"attention": 1.03, "adamw": 0.9, "vocab_multiple": 0.9}
+    one: Gains = {"attention": 1.03, "adamw": 0.9, "vocab_multiple": 0.9}
     assert tried_together(climb(ladder, noisy(ladder, one))) == []
 
 
@@ -506,14 +511,8 @@ def test_of_rungs_that_set_one_toggle_the_faster_is_tried_with_the_others(write_
         "{name: d, set: {attention: sdpa}}]"
     )
     ladder = load(write_ladder(rungs, carry="if_faster"))
-    gains = {"eager": 1.0, "for_loop": 1.0, "foreach": 1.03, "fused": 1.02, "sdpa": 1.03}
-
-    def run(task: Task) -> Record:
-        toggles = task.rung.toggles
-        noise = 0.94 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 1.0
-        return process(ladder, task, 100.0 * noise * gains[toggles.adamw] * gains.get(toggles.attention, 1.0))
-
-    records = climb(ladder, run)
+    gains: Gains = {"adamw": {"foreach": 1.03, "fused": 1.02}, "attention": 1.03}
+    records = climb(ladder, noisy(ladder, gains))
     assert tried_together(records) == [(["b", "d"], True)]
     assert measured_rungs(records) == ["a", "b", "d"]
 
@@ -524,15 +523,8 @@ def test_a_rung_whose_toggle_a_carried_one_sets_after_it_is_not_tried_with_other
         "{name: d, set: {attention: sdpa}}, {name: e, set: {vocab_multiple: 64}}]"
     )
     ladder = load(write_ladder(rungs, carry="if_faster"))
-
-    def run(task: Task) -> Record:
-        toggles = task.rung.toggles
-        noise = 0.94 if (task.kind, task.rung.index, task.repetition) == ("scout", 0, 1) else 1.0
-        gains = {"foreach": 1.03, "fused": 1.5, "sdpa": 1.03, 64: 1.03}
-        gain = [gains.get(each, 1.0) for each in (toggles.adamw, toggles.attention, toggles.vocab_multiple)]
-        return process(ladder, task, 100.0 * noise * gain[0] * gain[1] * gain[2])
-
-    records = climb(ladder, run)
+    gains: Gains = {"adamw": {"foreach": 1.03, "fused": 1.5}, "attention": 1.03, "vocab_multiple": 1.03}
+    records = climb(ladder, noisy(ladder, gains))
     assert tried_together(records) == [(["d", "e"], True)]
     assert measured_rungs(records) == ["a", "c", "d", "e"]
 
@@ -573,11 +565,7 @@ def test_the_first_step_of_a_rung_is_timed_in_tries_of_the_same_toggles(ladder: 
 
 
 def test_a_file_with_rungs_tried_together_is_read_and_shown(ladder: Ladder, tmp_path: Path) -> None:
-    def run(task: Task) -> Record:  # the best is tried again after them
-        return noisy(ladder, SMALL)(task)
-
-    records = climb(ladder, run)
-    for each in records:
+    for each in climb(ladder, noisy(ladder, SMALL)):
         append(tmp_path / "climb.jsonl", each)
     (board,), warnings = load_boards([tmp_path / "climb.jsonl"])
     assert warnings == []
@@ -620,16 +608,9 @@ TOGETHER = {
 def test_a_run_that_tried_rungs_together_lacks_nothing(case: str, write_ladder) -> None:
     rungs, changes, chosen, expected = TOGETHER[case]
     ladder = load(write_ladder(rungs, carry="if_faster", **changes))
-    gains = {**SMALL, "micro_batch_size": 1.03}
-    kept = 2.0 if "blocks" in rungs else 1.0
-
-    def run(task: Task) -> Record:
-        made = noisy(ladder, gains)(task)
-        faster = kept if task.rung.toggles.attention == "blocks" else 1.0
-        tps = made.measurement and (made.measurement.tokens_per_second or 0.0) * faster
-        return process(ladder, task, tps or 0.0)
-
-    records = climb(ladder, run, rungs=chosen)
+    attention = {"sdpa": 1.03, "blocks": 2.0}
+    gains: Gains = {**SMALL, "attention": attention, "micro_batch_size": 1.03}
+    records = climb(ladder, noisy(ladder, gains), rungs=chosen)
     assert [names for names, _ in tried_together(records)] == [expected]
     assert not lacks(Climb(ladder, ladder.chosen(chosen)), records)
 
