@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -29,3 +31,21 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
     finally:
         for each, before in previous.items():
             signal.signal(each, before)
+
+
+AGAIN_SECONDS = 0.1
+
+
+def heed_every_interrupt() -> None:
+    """Send Ctrl-C again where Python drops it: within a destructor or a callback, as an import has them."""
+    before = sys.unraisablehook
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if dropped.exc_type is KeyboardInterrupt:
+            again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+            again.daemon = True
+            again.start()
+        else:
+            before(dropped)
+
+    sys.unraisablehook = hook

@@ -220,7 +220,7 @@ def row_of(
     reference = None if external else run.parity_reference(rung)
     status, error = check_claims(rung, rungs[0], before, reference)
     if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
-        status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
+        status, error = "parity_failed", f"its losses are compared with {wrong}'s, which differ themselves"
 
     def over(other: list[Record] | None) -> Estimate | None:
         if other is None or status == "not_comparable":

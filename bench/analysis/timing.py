@@ -67,7 +67,7 @@ def timing(board: Scoreboard) -> list[Timing]:
                 startup=median(m.startup_seconds for m in measurements),
                 imports=_median(m.import_seconds for m in measurements),
                 data=_median(m.data_seconds for m in measurements),
-                first_step=_median(took for cache, took in firsts if cache != "warm"),
+                first_step=_median(took for cache, took in firsts if cache in ("cold", None)),
                 first_step_warm=_median(took for cache, took in firsts if cache == "warm"),
                 step=step,
                 saved=step_before - step if step_before is not None and step is not None else None,

@@ -106,7 +106,7 @@ def roofline(
     """
     from bench.cli.progress import Progress
     from bench.ladder.ladder import load
-    from bench.report.roofline import ladder_lines, roofline_brief
+    from bench.report.one_run.roofline import ladder_lines, roofline_brief
     from bench.run.roofline import measure, measured
     from gpt2.config.workload import Workload
     from gpt2.hardware.peaks import lookup

@@ -40,7 +40,10 @@ Until = Annotated[
 Minutes = Annotated[
     float | None,
     typer.Option(
-        min=0.1, callback=finite, help="Fit the run into so much time: windows of 5 blocks, fewer rounds."
+        min=0.1,
+        callback=finite,
+        help="Take so much time: windows of 5 blocks, and rounds while there is time for another, or until "
+        "each ratio is known to 2 %.",
     ),
 ]
 Ablate = Annotated[
@@ -76,6 +79,10 @@ def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
     return [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
 
 
+NARROW = 0.02
+"""Half-width of all intervals at which a run that is given its time takes no more rounds."""
+
+
 def load_with_options(
     ladder: Path,
     set_: list[str] | None,
@@ -95,14 +102,16 @@ def load_with_options(
     if minutes and any(each.startswith("protocol.blocks=") for each in overrides):
         raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
     loaded = load(ladder, overrides)
-    if minutes and loaded.protocol.blocks > LEAST_BLOCKS:
-        overrides.append(f"protocol.blocks={LEAST_BLOCKS}")
-        loaded = load(ladder, overrides)
+    protocol, added = loaded.protocol, list[str]()
+    if minutes and protocol.blocks > LEAST_BLOCKS:
+        added.append(f"protocol.blocks={LEAST_BLOCKS}")
+    rounds_given = any(each.startswith(("protocol.repeats=", "protocol.until=")) for each in overrides)
+    if minutes and protocol.until is None and not rounds_given:
+        added.append(f"protocol.until={NARROW}")
     # There are three times as many processes.
-    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:
-        overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
-        loaded = load(ladder, overrides)
-    return loaded, overrides
+    if ablate and protocol.max_window_seconds > ABLATION_WINDOW:
+        added.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
+    return (load(ladder, [*overrides, *added]) if added else loaded), [*overrides, *added]
 
 
 def _fraction(text: str) -> float:

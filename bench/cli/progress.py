@@ -13,7 +13,7 @@ from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
 from bench.format import NUMBER, duration, number, plain, status_word, times
 from bench.records.record import RUNGS, Record
-from bench.report.screen import bar
+from bench.report.one_run.screen import bar
 from gpt2.terminal import LiveLine
 
 NAME_COLUMNS, BAR_COLUMNS = 28, 20

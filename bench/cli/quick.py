@@ -129,7 +129,7 @@ def _standing(board: Scoreboard) -> str:
     from bench.analysis.select import load_boards, load_published
     from bench.format import number, plain
     from bench.ladder.shipped import published
-    from bench.report.screen import machine_title
+    from bench.report.one_run.screen import machine_title
 
     best, folder = board.fastest, published()
     task = board.records[0].workload

@@ -61,8 +61,8 @@ def report(
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
-    from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
+    from bench.analysis.several_runs.rungs import build_chain, load_baseline
     from bench.report.assembly import assemble, short, short_markdown, to_markdown, to_terminal
     from bench.report.folder import rewrite
 
@@ -129,7 +129,7 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
 
 def show(boards: Sequence[Scoreboard]) -> None:
     """Print the scoreboards of a run that has just ended."""
-    from bench.report.screen import screen
+    from bench.report.one_run.screen import screen
 
     for board in boards:
         print_parts(partial(screen, board))
@@ -162,8 +162,8 @@ def compare(
 
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """
-    from bench.analysis import compare as side_by_side
-    from bench.report.comparison import comparison_brief, comparison_table
+    from bench.analysis.several_runs import compare as side_by_side
+    from bench.report.several_runs.comparison import comparison_brief, comparison_table
 
     if len(results) < 2:
         raise BenchError("bench compare takes two results at least, such as results/before results/after")
@@ -206,7 +206,7 @@ def trainings(
     Example: bench trainings runs --plots --out reports/
     """
     from bench.records.record import RecordError
-    from bench.report.trainings import load, runs_in, tables, told_apart
+    from bench.report.several_runs.trainings import load, runs_in, tables, told_apart
 
     if plots and not out:
         raise BenchError("--plots needs a folder to draw into; give --out reports/")

@@ -192,7 +192,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
 def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> int:
     """Write the ladder to the fastest candidate; return the exit code."""
     from bench.analysis.warnings import disturbed
-    from bench.report.caption import fastest_claim
+    from bench.report.one_run.caption import fastest_claim
     from bench.report.winner_ladder import ladder_to
 
     if cut and cut.task.repetition == 1:

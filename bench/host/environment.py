@@ -14,6 +14,7 @@ import torch
 from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, variables
 from bench.records.machine import Environment
 from gpt2.device import Cpu, Device
+from gpt2.hardware.clock import measured_mhz
 from gpt2.hardware.host import cpuinfo, flags, identity, total_memory, usable_cores
 from gpt2.provenance import code_hash, git_state
 
@@ -31,6 +32,7 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
         cpu_mhz=highest_cpu_mhz(),
+        measured_cpu_mhz=measured_mhz() if "hypervisor" in flags(SYSTEM) else None,
         cpu_identity=identity(cpuinfo(SYSTEM)),
         memory_bytes=total_memory(),
         os=f"{platform.system()} {platform.release()} {platform.machine()}",

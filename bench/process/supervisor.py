@@ -28,6 +28,8 @@ MARK = "BENCH_OUT"
 """Environment variable that marks all processes of one rung, whoever started them."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable that names the folder of a rung's compiled code."""
+CODE = "BENCH_CODE"
+"""Environment variable that names this rung's code among that of others in the same folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

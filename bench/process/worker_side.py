@@ -18,7 +18,7 @@ from typing import Literal
 
 import psutil
 
-from bench.process.supervisor import CACHE
+from bench.process.supervisor import CACHE, CODE
 from bench.records.record import Outcome, progress_path
 from gpt2.files.atomic import atomic_write
 
@@ -79,23 +79,32 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
 
 
 _FILLED = "filled-by-bench"
-"""File in a compiler's cache that marks it as complete, not cut off by a kill."""
+"""Beginning of the name of a file that marks a rung's code in a cache as complete, not cut off by a kill."""
 
 
-def compile_cache() -> Literal["cold", "warm"] | None:
-    """Return the state of the compiler's cache that the runner gave this rung; None if it gave none."""
+def _mark(cache: str) -> Path:
+    return Path(cache) / "-".join(filter(None, (_FILLED, os.environ.get(CODE))))
+
+
+def compile_cache() -> Literal["cold", "shared", "warm"] | None:
+    """Return the state of the compiler's cache that the runner gave this rung; None if it gave none.
+
+    warm: all code of this rung is there; shared: that of other rungs, of which it may find parts.
+    """
     cache = os.environ.get(CACHE)
     if cache is None:
         return None
-    return "warm" if (Path(cache) / _FILLED).exists() else "cold"
+    if _mark(cache).exists():
+        return "warm"
+    return "shared" if any(Path(cache).glob(f"{_FILLED}*")) else "cold"
 
 
 def compile_cache_filled() -> bool:
-    """Mark a cache into which anything was compiled as complete; return whether that is so."""
+    """Mark this rung's code as complete if anything was compiled into the cache; return whether it was."""
     cache = os.environ.get(CACHE)
     if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
         return False
-    (Path(cache) / _FILLED).touch()
+    _mark(cache).touch()
     return True
 
 

@@ -112,8 +112,9 @@ class Measurement(Plain):
     """Part of startup_seconds that opened the corpus."""
     first_step_seconds: Amount | None
     """Duration of the first optimiser step, compilation included; null for external rungs."""
-    compile_cache: Literal["cold", "warm"] | None
-    """State of the compiler's cache at the start; null where nothing was compiled."""
+    compile_cache: Literal["cold", "shared", "warm"] | None
+    """State of the compiler's cache at the start; null where nothing was compiled. shared: it held other
+    rungs' code, of which parts may have served."""
     warmup_steps: Count
     """Untimed steps before the window, the first one included."""
     losses: list[Computed] = Field(min_length=1)

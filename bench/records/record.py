@@ -29,6 +29,7 @@ from bench.records.older import translated
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.files.lock import Locked, lock
+from gpt2.files.strict_json import NUL, json_lines
 
 SCHEMA = 1
 
@@ -363,12 +364,13 @@ class ResultsFile:
             _sync_folder(self._place)
 
     def close(self) -> None:
-        """Unlock the file; one that nothing was written to is removed."""
+        """Unlock the file; one that nothing was written to is removed, with its folder if that is empty."""
         with contextlib.suppress(OSError):  # its folder may have been taken away
             if self._written:
                 self._restore()
             elif self._in_place() and not self._place.stat().st_size:
                 self._place.unlink()
+                self._place.parent.rmdir()
         self._file.close()
 
     def _opened(self) -> io.FileIO:
@@ -454,9 +456,6 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
 
 
 Line = TypeVar("Line", bound=Plain)
-NUL = b"\0"
-BLANK = b" \t\r\0"
-"""Bytes that a blank line may hold."""
 PACKED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -488,15 +487,11 @@ def read_lines(
         raise RecordError(f"{path}: is compressed ({packed}); unpack it first")
     if content.startswith(WIDE):
         raise RecordError(f"{path}: is UTF-16 text; save it as UTF-8")
-    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    parsed, warnings = [], []
+    parsed, warnings, last = [], [], content.count(b"\n") + 1
     if NUL in content:
         warnings.append(f"{path}: holds NULs, as a crash leaves them; they were left out")
-    for number, line in enumerate(lines, start=1):
-        text = line.strip(BLANK)
-        if not text:
-            continue
-        if number == len(lines) and torn(text):
+    for number, text in json_lines(content):
+        if number == last and torn(text):
             warnings.append(f"{path}: the last line is cut off and was left out")
             continue
         try:

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
-from bench.analysis.cross_run import Chain
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import Chain
 from bench.format import plain
 from bench.records.published import Published
-from bench.report import cross_run, published, single_run
-from bench.report.atlas import atlas_table
+from bench.report import published
 from bench.report.brief import Brief
-from bench.report.comparison import chain_table
-from bench.report.screen import screen, screen_markdown
+from bench.report.one_run.screen import screen, screen_markdown
+from bench.report.one_run.tables import tables as tables_of_run
+from bench.report.several_runs.atlas import atlas_table
+from bench.report.several_runs.comparison import chain_table
+from bench.report.several_runs.tables import overview, overview_brief
+from bench.report.several_runs.tables import tables as tables_over_runs
 from bench.report.table import NOTES_TITLE, Table, notes_to_markdown, share_notes
 
 
@@ -33,7 +36,7 @@ class Report:
     """The tables of each board, the scoreboard first."""
     atlas: Table | None
     """What helps on which hardware, made of all runs."""
-    cross_run: Sequence[Table]
+    several_runs: Sequence[Table]
     published: Sequence[Table]
     figures: Sequence[Published] = ()
     """The published figures themselves."""
@@ -47,7 +50,7 @@ class Report:
     @property
     def together(self) -> list[Table]:
         """The atlas and the other tables over several runs."""
-        return [*([self.atlas] if self.atlas else []), *self.cross_run]
+        return [*([self.atlas] if self.atlas else []), *self.several_runs]
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""
@@ -72,14 +75,14 @@ def assemble(
 
     figures: published ones, shown in tables of their own and beside ours. passed_over: from load_boards().
     """
-    opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
+    opening = (chain_table(chain) if chain else None, overview(boards))
     return Report(
         opening=[table for table in opening if table],
         boards=boards,
         passed_over=passed_over,
-        runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
+        runs=[tables_of_run(board, price_per_hour, figures) for board in boards],
         atlas=atlas_table([board.own for board in (*boards, *passed_over)], figures),
-        cross_run=cross_run.tables(boards, figures),
+        several_runs=tables_over_runs(boards, figures),
         published=published.tables(figures),
         figures=figures,
         price_per_hour=price_per_hour,
@@ -102,7 +105,7 @@ def short(report: Report, width: int, *, notes: bool = False) -> list[Renderable
     several = len(report.boards) > 1
     chains = report.opening[:-1] if several else report.opening
     briefs = [Brief(answer=[t.title], about=t.first, table=t, notes=t.notes) for t in chains]
-    briefs += [cross_run.overview_brief(report.boards)] if several else []
+    briefs += [overview_brief(report.boards)] if several else []
     return [part for brief in briefs for part in brief.lines(width)]
 
 

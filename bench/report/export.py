@@ -11,11 +11,11 @@ from typing import Any
 
 import pandas
 
-from bench.analysis.cross_run import Chain
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
-from bench.report.comparison import chain_columns
-from bench.report.single_run import columns
+from bench.analysis.several_runs.rungs import Chain
+from bench.report.one_run.tables import columns
+from bench.report.several_runs.comparison import chain_columns
 from bench.report.table import Column
 from bench.stats import Estimate
 

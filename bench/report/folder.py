@@ -14,12 +14,12 @@ from itertools import groupby
 from pathlib import Path
 
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.steps import steps
+from bench.analysis.several_runs.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
-from bench.report.atlas import TITLE, pictured
-from bench.report.screen import limit_of, machine_titles, screen_markdown, task_title
-from bench.report.single_run import loss_curves
+from bench.report.one_run.screen import limit_of, machine_titles, screen_markdown, task_title
+from bench.report.one_run.tables import loss_curves
+from bench.report.several_runs.atlas import TITLE, pictured
 from bench.report.table import Table, notes_to_markdown, share_notes
 from gpt2.files.atomic import atomic_text
 

@@ -15,10 +15,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
-from bench.analysis.cross_run import RungView, by_speed, fastest_rung
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import RungView, by_speed, fastest_rung
 from bench.format import (
     floor,
     gib,
@@ -36,10 +36,9 @@ from bench.format import (
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
-from bench.report.caption import first_step_tokens
-from bench.report.cross_run import fastest_published
-from bench.report.peers import peer_results
-from bench.report.screen import (
+from bench.report.one_run.caption import first_step_tokens
+from bench.report.one_run.peers import peer_results
+from bench.report.one_run.screen import (
     CEILING,
     MFU,
     fastest_of_first_step,
@@ -57,7 +56,8 @@ from bench.report.screen import (
     told_apart,
     warnings_by_weight,
 )
-from bench.report.single_run import WORK, work_of
+from bench.report.one_run.tables import WORK, work_of
+from bench.report.several_runs.tables import fastest_published
 from bench.report.table import Table
 from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
@@ -98,7 +98,7 @@ def page(report: Report) -> str:
     return template.render(
         shown=shown,
         atlas=[report.atlas] if report.atlas else [],
-        cross_run=[*report.opening, *report.cross_run],
+        several_runs=[*report.opening, *report.several_runs],
         published=report.published,
         folded=[_tables(board, tables) for board, tables in zip(boards, report.runs, strict=True)],
         data=Markup(data),

@@ -17,7 +17,7 @@ NAMES = {"bfloat16": "bf16", "float32": "float32"}
 def tables(figures: Sequence[Published]) -> list[Table]:
     """A table for each series of each source, speed-ups and MFU computed anew from what it states.
 
-    Ranges of MFU are left out: they stand beside ours (see bench.report.cross_run).
+    Ranges of MFU are left out: they stand beside ours (see bench.report.several_runs.tables).
     """
     shown = [figure for figure in figures if figure.series != "mfu context"]
     series = group_by(shown, lambda figure: (figure.source, figure.series))
@@ -58,6 +58,7 @@ def _table(rows: Sequence[Published]) -> Table:
         Column("Peak memory (GiB)", lambda row: row.memory_bytes, gib),
         Column("Step (ms)", lambda row: 1e3 * row.step_seconds if row.step_seconds else None, number),
         Column("Minutes", lambda row: row.minutes or None, number),
+        Column("Cost ($)", lambda row: row.cost_usd or None, number),
         Column("Dataset", lambda row: row.dataset or None, words=True),
     ]
     place = f" ({first.url})" if first.url else ""

@@ -13,7 +13,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
 from bench.format import plain, plural, ratio, tokens_per_second
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
-from bench.report.caption import fastest_claim
+from bench.report.one_run.caption import fastest_claim
 from gpt2.config import yaml_files
 from gpt2.config.toggles import Toggles
 

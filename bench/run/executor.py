@@ -20,7 +20,7 @@ from bench.host.doctor import other_work_cores, warnings
 from bench.host.telemetry import cpu_times, other_cores, state
 from bench.ladder.ladder import Ladder
 from bench.process.shutdown import Stop, StopSignal
-from bench.process.supervisor import CACHE, classify, read_outcome, supervise
+from bench.process.supervisor import CACHE, CODE, classify, read_outcome, supervise
 from bench.process.worker_side import cause
 from bench.records.machine import State
 from bench.records.measurement import External
@@ -46,6 +46,9 @@ class Watcher(Protocol):
 
 SAFE_PATH = "-P"
 """Python's option to ignore a bench.py or torch.py in the working directory."""
+PROCESS = ("device", "threads", "affinity", "world_size", "sharding")
+"""Toggles on which compiled code may depend though the compiler's own keys do not name them."""
+CUT_OFF = ("failed", "timeout", "out_of_memory")
 GPU_SECONDS = 1.0
 """Seconds between samples of the GPUs within a window."""
 
@@ -72,6 +75,8 @@ class Executor:
     """Ends the running process when the user asks for it."""
     team: Team | None = None
     """The other nodes; None if there is one."""
+    _failures: int = 0
+    """Processes that may have left files of compiled code half written."""
 
     def run(self, task: Task) -> Record:
         """Measure a rung once, on each of the nodes that it takes, and return the record.
@@ -157,6 +162,7 @@ class Executor:
         process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, process, timeout)
+        self._failures += outcome.status in CUT_OFF
         machine = outcome.environment or self.probed.environment
         device = HOST if machine.xla_on_cpu else toggles.device
         ranks = toggles.processes // nodes
@@ -196,29 +202,40 @@ class Executor:
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """Environment variables of a task's processes on this node."""
-        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache is given.
-        kept = self.options.compile_cache
+        folder, code = self._compiled_code(task)
         return {
             **os.environ,
             **(own_path() if task.rung.external else own_variables()),
             **environment(task.rung.toggles, part.nodes if part else 1),
             **(part.environment if part else {}),
-            CACHE: str((kept.absolute() if kept else self.scratch) / f"inductor-{self._cache_key(task)}"),
+            CACHE: str(folder),
+            CODE: code,
             "BENCH_RUNNER_PID": str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }
 
-    def _cache_key(self, task: Task) -> str:
-        """Name for compiled code, which depends on the model, the toggles and the version of torch."""
-        version = self.probed.environment.torch
-        what = task.rung.external or asdict(task.rung.toggles)
-        # A rung that was tried finds what its try compiled, which shows how long that takes. A control
-        # compiles as its rung does: in the first round too, unless that rung finds compiled code by then, or
-        # time is short.
-        protocol = self.ladder.protocol
+    def _compiled_code(self, task: Task) -> tuple[Path, str]:
+        """The folder of a task's compiled code, and its name there; both depend on what the code does.
+
+        Each rung has a folder of its own, empty in the first round unless --compile-cache is given, so that
+        its first step shows how long compiling takes. Those of a ladder that tries its rungs share one, for
+        most differ by little, and compiling takes half the time of a try.
+        """
+        rung, protocol = task.rung, self.ladder.protocol
+        # A control compiles as its rung does: in the first round too, unless that rung finds compiled code by
+        # then, or time is short. A rung that was tried finds what its try compiled.
         found = self.options.compile_cache or protocol.carry == "if_faster" or protocol.control == "last"
         kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
-        content = [kind, asdict(self.ladder.workload), what, version]
+        code = self._digest(kind, rung.external or asdict(rung.toggles))
+        folder = code
+        if protocol.carry == "if_faster" and not rung.external:
+            alike = [getattr(rung.toggles, name) for name in PROCESS]
+            folder = self._digest("shared", self._failures, *alike)
+        kept = self.options.compile_cache
+        return (kept.absolute() if kept else self.scratch) / f"inductor-{folder}", code
+
+    def _digest(self, *what: object) -> str:
+        content = [*what, asdict(self.ladder.workload), self.probed.environment.torch]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:

@@ -12,8 +12,6 @@ from bench.errors import BenchError
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Difference, Environment, differences
 from bench.records.record import (
-    BLANK,
-    NUL,
     RUNGS,
     Record,
     RecordError,
@@ -22,6 +20,7 @@ from bench.records.record import (
     results_files,
     torn,
 )
+from gpt2.files.strict_json import BLANK, NUL
 
 BEGUN = "20260101T000000Z"
 """The form of the last part of a results file's name."""
@@ -49,7 +48,10 @@ def unfinished(
     if unreadable and not runs:
         raise BenchError(f"{unreadable[-1][1]}; mend it, or leave out --resume")
     if not runs:
-        raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
+        files = f"{ladder.file_name}-*.jsonl"
+        raise BenchError(
+            f"{out}: no results of ladder {ladder.name!r} to go on with ({files}); leave out --resume"
+        )
     runs.sort(
         key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True
     )

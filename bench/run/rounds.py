@@ -65,6 +65,12 @@ class Rounds(Schedule):
         super().__init__(ladder, rungs, ablate)
         self._limit = limit
 
+    @property
+    def planned_rounds(self) -> int:
+        """Number of rounds, as far as it is known beforehand: the fewest where time and widths decide."""
+        decided_later = self._limit and self.ladder.protocol.until is not None
+        return LEAST_ROUNDS if decided_later else super().planned_rounds
+
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """Yield all tasks; the runner appends to `records` meanwhile."""
         for repetition in count(1):
@@ -78,7 +84,7 @@ class Rounds(Schedule):
         until, limit = self.ladder.protocol.until, self._limit
         if repetition >= (self.planned_rounds if until is None else MOST_ROUNDS_UNTIL):
             return True
-        if until is not None and repetition >= (LEAST_ROUNDS if limit else self.planned_rounds):
+        if until is not None and repetition >= self.planned_rounds:
             known = ratios(scoreboard(records))
             if narrow_enough(known, until):
                 return True
@@ -121,7 +127,7 @@ class Climb:
     @property
     def planned_rounds(self) -> int:
         """Number of rounds, as far as it is known beforehand."""
-        return Rounds(self._ladder, self._own).planned_rounds
+        return Rounds(self._ladder, self._own, limit=self._limit).planned_rounds
 
     def resume(self, records: Sequence[Record]) -> None:
         """Go on after these records."""

@@ -360,7 +360,8 @@ def _peak_flops(
     from gpt2.training.distributed import nodes
 
     number_format = toggles.product_format()
-    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, {**machine.cpu_identity, "name": machine.cpu})
+    mhz = machine.measured_cpu_mhz or machine.cpu_mhz
+    chip = device.peaks(machine.cpu_flags, mhz, {**machine.cpu_identity, "name": machine.cpu})
     bfloat16, own, kind = None, None, None
     source = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
     if given_tflops is not None:

@@ -4,6 +4,9 @@
 def main() -> None:
     """Entry point of the console script; Ctrl-C while it is being loaded ends it without a traceback."""
     try:
+        from gpt2.signals import heed_every_interrupt
+
+        heed_every_interrupt()
         from gpt2.cli import main as command
 
         command.main()

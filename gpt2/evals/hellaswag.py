@@ -11,7 +11,6 @@ acc_norm divides by the ending's characters.
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from gpt2 import text
 from gpt2.errors import GPT2Error
 from gpt2.files.cache import DataError, at_hand, cache_dir, download
 from gpt2.files.shard_format import TOKEN
+from gpt2.files.strict_json import json_lines
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -73,16 +73,20 @@ def load(path: Path | None = None) -> list[Example]:
     """Read the examples of a JSON Lines file in the original format.
 
     Without a path, hellaswag_val.jsonl (10,042 examples) is taken from $GPT2_DATA_DIR or the cache, or
-    downloaded. Raises DataError where it is not found, or a line is not an example.
+    downloaded. Raises DataError where it is not found, or a line is no example or is there twice.
     """
     source = _find() if path is None else path
     try:
-        lines = source.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
+        content = source.read_bytes()
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
     reader = TypeAdapter(Example)
-    numbered = enumerate(lines, start=1)
-    examples = [_parse(reader, line, f"{source}:{number}") for number, line in numbered if line.strip()]
+    examples: list[Example] = []
+    numbers: dict[bytes, int] = {}
+    for number, line in json_lines(content):
+        examples.append(_parse(reader, line, f"{source}:{number}"))
+        if (first := numbers.setdefault(line, number)) != number:
+            raise DataError(f"{source}:{number}: is line {first} again, which would count twice; delete one")
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
     return examples

@@ -1,10 +1,23 @@
-"""Write JSON that conforms to RFC 8259: NaN and infinities become null. Imports no torch."""
+"""Write JSON that conforms to RFC 8259, where NaN becomes null, and read lines of it. Imports no torch."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+from collections.abc import Iterator
 from typing import Any
+
+NUL = b"\0"
+BLANK = b" \t\r\0"
+"""Bytes that a blank line may hold; a crash of the machine leaves NULs."""
+
+
+def json_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and text of each line that is not blank; a byte order mark at the beginning is no text."""
+    for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+        if text := line.strip(BLANK):
+            yield number, text
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import operator
 import os
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import IO, Any, Literal, Protocol
 
 from gpt2.errors import GPT2Error
 from gpt2.files.atomic import atomic_write
-from gpt2.files.strict_json import dumps
+from gpt2.files.strict_json import dumps, json_lines
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
@@ -158,17 +157,15 @@ def read(folder: Path) -> Iterator[Event]:
     last_step = 0
     path = folder / "metrics.jsonl"
     try:
-        lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
+        content = path.read_bytes()
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip(b" \t\r\0"):  # from an editor, or NULs left by a crash of the machine
-            continue
+    for number, line in json_lines(content):
         try:
             row = json.loads(line.decode())
             event = Event(kind=row.pop("kind"), step=operator.index(row.pop("step")), values=row)
         except (ValueError, KeyError, AttributeError, TypeError):
-            if number == len(lines):  # incomplete
+            if number == content.count(b"\n") + 1:  # incomplete
                 return
             raise MetricsError(f"{path}: line {number} is damaged") from None
         if event.kind == "step":

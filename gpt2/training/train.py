@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gpt2.config.toggles import Toggles
+from gpt2.config.validation import ConfigError
 from gpt2.config.workload import Workload
 from gpt2.device import Device
 from gpt2.device.base import Batch
@@ -45,9 +46,20 @@ def micro_batches(
     """Yield this process's part of each global batch, in order: two int64 tensors (sequences, seq_len).
 
     Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
+    Raises ConfigError where the batches have more or fewer sequences per step than the toggles take.
     """
+    given = batches.sequences_per_step
+    taken = toggles.sequences * toggles.processes * toggles.grad_accum_steps
+    if given != taken:
+        what = f"the batches have {given} sequences per step, and these toggles take {taken}"
+        raise ConfigError(f"{what}; give Batches the toggles' tokens_per_step")
+    return _parts(batches, toggles, rank, first_step)
+
+
+def _parts(
+    batches: Batches | StreamedBatches, toggles: Toggles, rank: int, first_step: int
+) -> Iterator[Batch]:
     B, W, A = toggles.sequences, toggles.processes, toggles.grad_accum_steps
-    assert batches.sequences_per_step == A * W * B
     for step in count(first_step):
         for micro_step in range(A):
             x, y = batches.sequences(step, (micro_step * W + rank) * B, B)

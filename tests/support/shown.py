@@ -9,7 +9,7 @@ from rich.console import Console, Group
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.report.brief import Brief
-from bench.report.single_run import tables
+from bench.report.one_run.tables import tables
 
 
 def to_markdown(board: Scoreboard, price_per_hour: float | None = None) -> str:

@@ -9,12 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from bench.analysis.atlas import AtlasRow, Cell
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.atlas import AtlasRow, Cell
 from bench.format import plural, spread, times
 from bench.records.published import Published
-from bench.report.atlas import TITLE, pictured
 from bench.report.plots import style
+from bench.report.several_runs.atlas import TITLE, pictured
 
 COLUMN, ROW = 1.25, 0.31
 """Inches of a cell."""

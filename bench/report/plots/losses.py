@@ -7,10 +7,10 @@ import math
 from matplotlib.figure import Figure
 
 from bench.analysis.scoreboard import Scoreboard
-from bench.report.caption import other_step
+from bench.report.one_run.caption import other_step
+from bench.report.one_run.tables import loss_curves
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import colour_and_marker, legend_label, shortened
-from bench.report.single_run import loss_curves
 
 NARROW = 30
 """Longest label that leaves room for another beside it, in characters."""

@@ -11,8 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
-from bench.report.plots import style
-from bench.report.screen import (
+from bench.report.one_run.screen import (
     CEILING,
     DERIVED_MFU,
     MFU,
@@ -21,6 +20,7 @@ from bench.report.screen import (
     most_gained,
     share_of_limit,
 )
+from bench.report.plots import style
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict
 
 WIDTH = 8.0

@@ -9,15 +9,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from bench.analysis.atlas import changes
-from bench.analysis.cross_run import Group
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.steps import Step, steps
+from bench.analysis.several_runs.atlas import changes
+from bench.analysis.several_runs.rungs import Group
+from bench.analysis.several_runs.steps import Step, steps
 from bench.format import number, plain, times
 from bench.records.published import Published
+from bench.report.one_run.screen import hardware_title, task_title, told_apart
 from bench.report.plots import style
 from bench.report.plots.rungs import rounds_of
-from bench.report.screen import hardware_title, task_title, told_apart
 
 WIDTH = 10.5
 PER_BAR = 0.31

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bench.report.plots.style import COLOURS, NEITHER, draw_on_both_papers, legend_label
-from bench.report.trainings import SMOOTHED, LongRun, loss_of, reference_lines, same_validation
+from bench.report.several_runs.trainings import SMOOTHED, LongRun, loss_of, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
 

@@ -198,7 +198,7 @@ def _measurement(
     timing: LogTiming,
     usage: Usage,
     startup_seconds: float,
-    cache: Literal["cold", "warm"] | None,
+    cache: Literal["cold", "shared", "warm"] | None,
 ) -> Measurement:
     seconds, peak = timing.block_seconds, usage.peak
     norms = [line.grad_norm for line in timing.lines if line.grad_norm is not None]

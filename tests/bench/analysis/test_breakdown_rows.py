@@ -12,7 +12,7 @@ from trainings import FOUR, start
 
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import Record
-from bench.report.single_run import WORK, profile_table
+from bench.report.one_run.tables import WORK, profile_table
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
 from gpt2.proofs.breakdown import KINDS, breakdown

@@ -333,7 +333,7 @@ def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
     ]
     board = scoreboard(records)
     assert [row.status for row in board.rows] == ["ok", "parity_failed", "parity_failed", "parity_failed"]
-    assert board.rows[2].error == "its losses are held to broken's, which differ themselves"
+    assert board.rows[2].error == "its losses are compared with broken's, which differ themselves"
     assert board.fastest is board.rows[0]
 
 

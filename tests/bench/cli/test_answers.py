@@ -10,19 +10,19 @@ from places import ROOT
 from rich.cells import cell_len
 from shown import check_golden
 
-from bench.analysis.compare import compare, sides
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_boards
+from bench.analysis.several_runs.compare import compare, sides
 from bench.cli import dry_run
 from bench.cli.machine import doctor_brief
 from bench.cli.turns import turns_brief
 from bench.host.checks import Diagnosis
 from bench.ladder.ladder import load
 from bench.report.brief import Brief
-from bench.report.comparison import comparison_brief
-from bench.report.cross_run import overview_brief
 from bench.report.folder import pages
-from bench.report.roofline import ladder_lines, roofline_brief
+from bench.report.one_run.roofline import ladder_lines, roofline_brief
+from bench.report.several_runs.comparison import comparison_brief
+from bench.report.several_runs.tables import overview_brief
 from bench.report.table import Column, Table
 from bench.run.turns.interleave import CONTROL, Group, Pair
 from gpt2.config.workload import Workload

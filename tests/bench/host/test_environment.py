@@ -154,7 +154,8 @@ def test_a_worker_s_peak_is_that_of_the_very_cpu_in_its_environment() -> None:
     machine = describe(Cpu()).model_copy(
         update={
             "cpu_flags": ["avx2", "avx512f", "avx512_bf16"],
-            "cpu_mhz": 1000.0,
+            "cpu_mhz": 900.0,
+            "measured_cpu_mhz": 1000.0,
             "cpu_identity": GENOA,
         }
     )
@@ -177,3 +178,14 @@ def test_the_clock_of_the_cpu(
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text(CPUINFO.format(flags))
     assert highest_cpu_mhz(tmp_path) == expected
+
+
+@pytest.mark.parametrize(("flags", "expected"), [(" hypervisor", 3333.0), ("", None)])
+def test_the_clock_is_measured_in_a_virtual_machine_alone(
+    flags: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "measured_mhz", lambda: 3333.0)
+    monkeypatch.setattr(environment, "SYSTEM", tmp_path)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(CPUINFO.format(flags))
+    assert describe(Cpu()).measured_cpu_mhz == expected

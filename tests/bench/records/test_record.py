@@ -304,8 +304,10 @@ def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
     assert len(read(path)[0]) == 2
 
 
-def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path) -> None:
-    ResultsFile(tmp_path / "r.jsonl").close()
+def test_a_results_file_that_nothing_was_written_to_is_taken_away_with_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "machine" / "r.jsonl"
+    path.parent.mkdir()
+    ResultsFile(path).close()
     assert not list(tmp_path.iterdir())
 
 

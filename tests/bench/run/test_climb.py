@@ -21,7 +21,7 @@ from bench.format import status_word
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
-from bench.report.screen import findings, keeps, status_words
+from bench.report.one_run.screen import findings, keeps, status_words
 from bench.run.rounds import Climb, TimeLimit
 from bench.run.runner import lacks
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from processes import judged, process
 from runs import GOOD, Silent, instead_of_workers
 
 from bench.analysis.scoreboard import scoreboard
+from bench.cli.options import load_with_options
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.records.record import Record, read
@@ -59,6 +61,31 @@ def test_of_a_run_until_a_width_three_rounds_are_enough_if_it_is_narrow_and_twen
 ) -> None:
     ladder = load(write_ladder(TWO, until=0.05))
     assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)), ladder, clock) == 3
+
+
+def test_a_run_until_a_width_plans_the_three_rounds_that_an_interval_needs(write_ladder) -> None:
+    ladder = load(write_ladder(TWO, until=0.05))
+    assert Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)).planned_rounds == 3
+    assert Rounds(ladder, ladder.rungs).planned_rounds == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "protocol", "expected"),
+    [
+        ({}, {}, (5, 0.02, 3)),
+        ({"repeats": 4}, {}, (5, None, 4)),
+        ({"until": "7%"}, {}, (5, 0.07, 3)),
+        ({"set_": ["protocol.until=0.5"]}, {}, (5, 0.5, 3)),
+        ({}, {"until": 0.05, "blocks": 3}, (3, 0.05, 3)),
+    ],
+)
+def test_minutes_are_filled_with_rounds_of_short_windows_unless_told_otherwise(
+    options: dict[str, Any], protocol: dict[str, Any], expected: tuple[object, ...], write_ladder
+) -> None:
+    given = {"set_": None, "repeats": None, "until": None, "ablate": False, **options}
+    path = write_ladder(TWO, **{"blocks": 10, "repeats": 3, **protocol})
+    found = load_with_options(path, minutes=45.0, **given)[0].protocol
+    assert (found.blocks, found.until, found.repeats) == expected
 
 
 def test_trying_the_rungs_counts(write_ladder, clock: SimpleNamespace) -> None:

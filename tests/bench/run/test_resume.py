@@ -67,7 +67,9 @@ def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_
 
 
 def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="no results of ladder 'test' to go on with; leave out --resume"):
+    with pytest.raises(
+        BenchError, match=r"no results of ladder 'test' to go on with \(test-\*.jsonl\); leave out --resume"
+    ):
         unfinished(tmp_path, ladder, MACHINE)
 
 

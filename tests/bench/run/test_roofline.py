@@ -33,7 +33,7 @@ from bench.host.environment import describe
 from bench.ladder.ladder import load
 from bench.records.machine import Attention, Ceiling, Matmul
 from bench.records.record import Record, ToggleValues, read
-from bench.report.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
+from bench.report.one_run.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
 from bench.report.table import Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload

@@ -26,11 +26,11 @@ from bench.analysis.scoreboard import scoreboard
 from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.process import supervisor
-from bench.process.supervisor import CACHE
+from bench.process.supervisor import CACHE, CODE
 from bench.process.worker_side import compile_cache, compile_cache_filled
 from bench.records.machine import GpuState, State
 from bench.records.measurement import Measurement
-from bench.records.record import Record, read
+from bench.records.record import Outcome, Record, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
@@ -644,12 +644,12 @@ def test_what_was_compiled_and_kept_is_warm_in_a_later_run(write_ladder, tmp_pat
     assert found == ["cold", "warm"]
 
 
-def caches_of_workers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The folders of compiled code that workers are given, in order; each of them trains nothing."""
-    caches = list[str]()
+def caches_of_workers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Folder and name of the compiled code that workers are given, in order; each of them trains nothing."""
+    caches = list[tuple[str, str]]()
 
     def supervise(argv: list[str], environ: dict[str, str], *rest):
-        caches.append(environ[CACHE])
+        caches.append((environ[CACHE], environ[CODE]))
         return genuine([sys.executable, "-c", GOOD], environ, *rest)
 
     genuine = processes.supervise
@@ -666,12 +666,39 @@ def test_code_compiled_and_kept_is_for_a_later_run_of_the_same_rung_only(
         run(ladder, Options(out=tmp_path / "out", compile_cache=tmp_path / "kept"), Silent())
     first, again, other = caches
     assert first == again != other
-    assert Path(first).is_relative_to(tmp_path / "kept")
+    assert Path(first[0]).is_relative_to(tmp_path / "kept")
+
+
+def test_rungs_that_are_tried_share_a_folder_of_compiled_code_until_a_process_fails(
+    write_ladder, asked: ProbeResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = "[{name: a}, {name: b, set: {gelu: sigmoid}}, {name: two threads, set: {threads: 2}}]"
+    caches = caches_of_workers(monkeypatch)
+    ladder = load(write_ladder(rungs, carry="if_faster"))
+    executor = processes.Executor(ladder, Options(out=tmp_path), tmp_path, "", asked, Silent())
+    a, b, two = (Task(kind="scout", rung=rung, repetition=1) for rung in ladder.rungs)
+    for task in (a, b, a, two):
+        executor.run(task)
+    (folder, code), other, again, threads = caches
+    assert again == (folder, code)
+    assert other[0] == folder
+    assert other[1] != code
+    assert threads[0] != folder
+    monkeypatch.setattr(processes, "classify", lambda *facts: Outcome(status="failed", error="killed"))
+    executor.run(a)
+    executor.run(a)
+    assert caches[-2] == (folder, code)
+    assert caches[-1][0] != folder
 
 
 @pytest.mark.parametrize(
     ("there", "state"),
-    [([], "cold"), (["half-written.py"], "cold"), (["code.py", "filled-by-bench"], "warm")],
+    [
+        ([], "cold"),
+        (["half-written.py"], "cold"),
+        (["code.py", "filled-by-bench-mine"], "warm"),
+        (["code.py", "filled-by-bench-other"], "shared"),
+    ],
 )
 def test_a_cache_is_warm_only_where_all_code_came_into_it(
     there: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -679,6 +706,7 @@ def test_a_cache_is_warm_only_where_all_code_came_into_it(
     for name in there:
         (tmp_path / name).touch()
     monkeypatch.setenv(CACHE, str(tmp_path))
+    monkeypatch.setenv(CODE, "mine")
     assert compile_cache() == state
     assert compile_cache_filled() is bool(there)
     assert compile_cache() == ("warm" if there else "cold")

@@ -16,10 +16,11 @@ from trainings import FOUR, WORKLOAD, every_value, start
 from bench.stats import loss_difference
 from gpt2.config.toggles import Toggles
 from gpt2.config.tolerances import LOSS_TOLERANCE
+from gpt2.config.validation import ConfigError
 from gpt2.config.workload import Workload
 from gpt2.data.batches import Batches, open_corpus
 from gpt2.model.model import ATTENTION, by_heads
-from gpt2.training.train import Step
+from gpt2.training.train import Step, micro_batches
 
 STEPS = 8
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -90,6 +91,12 @@ def test_the_same_toggles_give_the_same_losses_bit_for_bit(baseline: list[float]
 def test_a_step_reports_the_tokens_of_all_micro_batches() -> None:
     (step,) = steps(Toggles(micro_batch_size=2, grad_accum_steps=3), count=1)
     assert step.tokens == 2 * 3 * 64
+
+
+def test_batches_of_another_size_than_the_toggles_take_are_refused() -> None:
+    batches = Batches(open_corpus("synthetic", vocab_size=509), seq_len=64, tokens_per_step=4 * 64, seed=0)
+    with pytest.raises(ConfigError, match="the batches have 4 sequences per step, and these toggles take 6"):
+        micro_batches(batches, Toggles(micro_batch_size=2, grad_accum_steps=3))
 
 
 def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> None:

@@ -10,7 +10,7 @@ from samples import MACHINE, record
 
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import ToggleValues
-from bench.report.caption import caption
+from bench.report.one_run.caption import caption
 from bench.run.nodes.topology import Part, Place, PlaceError, nodes_for, patience, place
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import usable_cores

@@ -16,7 +16,7 @@ from bench.analysis.scoreboard import scoreboard
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.ladder.sweep_axis import parse_all
 from bench.records.record import Record
-from bench.report.caption import caption
+from bench.report.one_run.caption import caption
 from bench.report.winner_ladder import ladder_to
 from bench.run.runner import lacks
 from bench.run.sweep import Search, as_ladder

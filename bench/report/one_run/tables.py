@@ -27,8 +27,8 @@ from bench.format import (
 from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
-from bench.report.caption import caption, derived_peak, other_method, other_step
-from bench.report.peers import peers
+from bench.report.one_run.caption import caption, derived_peak, other_method, other_step
+from bench.report.one_run.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import Estimate, beyond_noise, paired_ratio

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
-from bench.report.trainings import load, reference_lines, runs_in, tables
+from bench.report.several_runs.trainings import load, reference_lines, runs_in, tables
 from gpt2.pretrain.metrics import Event, MetricsFile
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from samples import measurement, record
 
-from bench.analysis.atlas import atlas, changes
 from bench.analysis.scoreboard import scoreboard
+from bench.analysis.several_runs.atlas import atlas, changes
 from bench.records.published import Published
 from gpt2.config.toggles import Toggles
 from ladders import ladder

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.analysis import steps as module
-from bench.analysis.steps import Step, is_plain, steps
+from bench.analysis.several_runs import steps as module
+from bench.analysis.several_runs.steps import Step, is_plain, steps
 from bench.records.published import Published
 from gpt2.config.toggles import Toggles
 from ladders import ladder

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from bench.analysis.compare import Comparison, Pair, Side
-from bench.analysis.cross_run import Chain, ChainRow, RungView
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.compare import Comparison, Pair, Side
+from bench.analysis.several_runs.rungs import Chain, ChainRow, RungView
 from bench.format import (
     DASH,
     gib,
@@ -30,8 +30,8 @@ from bench.format import (
     with_interval,
 )
 from bench.report.brief import Brief
-from bench.report.cross_run import derived_note, ranks_note
-from bench.report.single_run import TOKENS
+from bench.report.one_run.tables import TOKENS
+from bench.report.several_runs.tables import derived_note, ranks_note
 from bench.report.table import Column, Table
 
 BETWEEN_RUNS = (

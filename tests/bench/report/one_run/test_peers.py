@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from samples import MACHINE, measurement, record
 from shown import to_markdown
 
-from bench.analysis.compare import Side, compare
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import exit_code
+from bench.analysis.several_runs.compare import Side, compare
 from bench.records.measurement import External
 from bench.records.record import Record
 from bench.report.export import frame
-from bench.report.peers import peer_results, peers
+from bench.report.one_run.peers import peer_results, peers
+from bench.report.one_run.tables import tables
 from bench.report.plots.rungs import climb
 from bench.report.plots.style import svg, theme
-from bench.report.single_run import tables
 from gpt2.config.toggles import Toggles
 
 WITHOUT: dict[str, Any] = {
@@ -124,10 +124,10 @@ def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
     [
         (
             (2000.0, 1500.0, 2600.0),
-            "Of the one peer measured in this run, ours is not surely faster than nanoGPT.",
+            "Of the one peer measured in this run, ours is perhaps no faster than nanoGPT.",
         ),
         # Surely a little faster, within the noise floor.
-        ((1990.0,), "ours is not surely faster than nanoGPT."),
+        ((1990.0,), "ours is perhaps no faster than nanoGPT."),
         ((5000.0,), "ours is slower than nanoGPT."),
     ],
 )
@@ -150,7 +150,7 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
     assert 1 < only.ratio.low < 1 + found.delta
     assert (only.verdict, only.clear) == ("faster", False)
     assert claim(loud).startswith(
-        "Of the one peer measured in this run, ours is not surely faster than nanoGPT."
+        "Of the one peer measured in this run, ours is perhaps no faster than nanoGPT."
     )
 
 
@@ -158,9 +158,7 @@ def test_without_a_control_nothing_is_claimed() -> None:
     alone = [each for each in rounds_of(1500.0) if each.kind != "control"]
     _, (only,) = peer_results(scoreboard(alone))
     assert not only.clear
-    assert claim(alone) == (
-        "Nothing is claimed of these: without an A/A control of 3 rounds no lead is a sure one."
-    )
+    assert claim(alone) == ("No claim: without an A/A control of 3 rounds a lead may be noise.")
 
 
 def test_each_peer_that_was_measured_is_named_and_how_ours_does_against_it() -> None:
@@ -169,7 +167,7 @@ def test_each_peer_that_was_measured_is_named_and_how_ours_does_against_it() -> 
     both = claim([*rounds_of(1500.0), *slow])
     assert both.startswith("Ours is faster than each of the 2 peers measured in this run (nanoGPT, Trainer).")
     every = claim([*rounds_of(1990.0), *slow, *quick])
-    said = "ours is faster than Trainer; not surely faster than nanoGPT; slower than JAX."
+    said = "ours is faster than Trainer; perhaps no faster than nanoGPT; slower than JAX."
     assert every.startswith(f"Of the 3 peers measured in this run, {said}")
 
 
@@ -177,10 +175,10 @@ def test_peers_that_were_not_measured_or_left_out_do_not_count_as_beaten() -> No
     absent = [peer(1.0, 3, n, name="llm.c", status="unsupported", measurement=None) for n in (1, 2, 3)]
     said = claim([*rounds_of(1500.0), *absent])
     assert said.startswith("Ours is faster than the one peer measured in this run (nanoGPT).")
-    assert said.endswith("Not measured, and so not held to ours: llm.c.")
+    assert said.endswith("Not measured, so not compared: llm.c.")
     some = [each.model_copy(update={"chosen": ["baseline", "nanoGPT", "SDPA"]}) for each in rounds_of(1500.0)]
-    assert claim(some).endswith("of peers among the others this run tells nothing.")
-    assert "tells nothing" not in claim(rounds_of(1500.0))
+    assert claim(some).endswith("peers among the others are not compared.")
+    assert "not compared" not in claim(rounds_of(1500.0))
 
 
 def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
@@ -190,10 +188,7 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     assert ours is not None
     assert ours.row.rung == "SDPA"
     assert (only.clear, only.verdict) == (False, None)
-    assert (
-        claim(records)
-        == "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
-    )
+    assert claim(records) == "No claim: ours has a caveat, which the scoreboard's warnings state."
 
 
 def test_a_rung_of_other_maths_is_held_to_no_peer() -> None:

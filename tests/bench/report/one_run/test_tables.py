@@ -20,8 +20,8 @@ from bench.format import number
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
 from bench.records.record import RecordError
-from bench.report.caption import caption
-from bench.report.single_run import tables
+from bench.report.one_run.caption import caption
+from bench.report.one_run.tables import tables
 from bench.stats import LOUD, noise_floor
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
@@ -916,7 +916,8 @@ def test_one_denominator_of_mfu_holds_for_the_whole_ladder() -> None:
 def test_where_the_time_goes_is_told_for_each_rung() -> None:
     cold = measurement(first_step_seconds=40.0, compile_cache="cold", step_seconds=[0.1] * 50)
     warm = measurement(first_step_seconds=4.0, compile_cache="warm", step_seconds=[0.1] * 40 + [0.3] * 10)
-    records = [record(), record("b", 1, 1, measurement=cold), record("b", 1, 2, measurement=warm)]
+    shared = measurement(first_step_seconds=9.0, compile_cache="shared", step_seconds=[0.1] * 50)
+    records = [record(), *(record("b", 1, n, measurement=m) for n, m in enumerate((cold, warm, shared), 1))]
     first, second = timing(scoreboard(records))
     assert (first.first_step_warm, first.step) == (None, pytest.approx(1.024))  # blocks of one step are steps
     assert (second.first_step, second.first_step_warm) == (40.0, 4.0)

@@ -10,9 +10,9 @@ import pytest
 from samples import MACHINE, append, measurement, record, step_of
 from scipy import stats as scipy_stats
 
-from bench.analysis.compare import Comparison, Condition, compare, judge, sides
+from bench.analysis.several_runs.compare import Comparison, Condition, compare, judge, sides
 from bench.records.record import External, RecordError
-from bench.report.comparison import comparison_table as table_of
+from bench.report.several_runs.comparison import comparison_table as table_of
 from bench.report.table import Table
 from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.analysis.cross_run import Group, RungView, of_one_task
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import Group, RungView, of_one_task
 from bench.records.published import Published
 from gpt2.config.toggles import CUDA, Toggles
 

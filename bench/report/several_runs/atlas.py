@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.atlas import FEW, AtlasRow, Cell, atlas
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.atlas import FEW, AtlasRow, Cell, atlas
 from bench.format import ratio, times, verdict_word
 from bench.records.published import Published
-from bench.report.screen import machine_titles, task_title
+from bench.report.one_run.screen import machine_titles, task_title
 from bench.report.table import Column, Table
 
 TITLE = "What helps on which hardware"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.analysis.compare import RANKED
-from bench.analysis.cross_run import RungView, fastest_rung, name_with_caveats, speed_ratio
 from bench.analysis.row import memory_ratio
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.compare import RANKED
+from bench.analysis.several_runs.rungs import RungView, fastest_rung, name_with_caveats, speed_ratio
 from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, clearly_ahead, verdict
@@ -86,12 +86,12 @@ def peers(board: Scoreboard) -> Table | None:
 
 def _notes(ours: RungView | None, results: Sequence[PeerResult], board: Scoreboard) -> list[str]:
     if ours is None:
-        return ["Nothing is held to these: no rung of ours is ok and of equal maths."]
+        return ["No comparison: no rung of ours is ok and of equal maths."]
     size = ours.row.tokens_per_step
     notes = [
         "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. "
-        "They start from other weights and text, so no losses are compared, and no rung is held to one as "
-        "the rung before.",
+        "They start from other weights and text, so no losses are compared, and none is another rung's rung "
+        "before.",
         f"Ours: {name_with_caveats(ours)}, {ours.tps_cell} tokens per second, {size or 0:,} tokens per step. "
         "Ratios of tokens per second are paired within rounds, ± is the 95 % t interval; memory only where "
         "it was found out the same way. After its first step ours gave back what only compilation needed; "
@@ -100,7 +100,7 @@ def _notes(ours: RungView | None, results: Sequence[PeerResult], board: Scoreboa
     if ours.gpu_memory_bytes:
         notes.append(
             f"Whole GPU: what it had in use beyond what it had before, context and unused reserve included; "
-            f"ours {gib(ours.gpu_memory_bytes)} GiB. Where it is known, memory is held to memory by it."
+            f"ours {gib(ours.gpu_memory_bytes)} GiB. Where it is known, memory is compared by it."
         )
     if any(result.peer.row.tokens_per_step not in (None, size) for result in results):
         notes.append(
@@ -115,15 +115,15 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     if not measured:
         return "No peer was measured."
     if ours.row.caveats:
-        return "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
+        return "No claim: ours has a caveat, which the scoreboard's warnings state."
     if any(result.verdict == "not replicated" for result in measured):
         return f"Not replicated: whether ours is faster needs {LEAST_ROUNDS} rounds or more."
     if board.delta is None:
         control = f"without an A/A control of {LEAST_ROUNDS} rounds"
-        return f"Nothing is claimed of these: {control} no lead is a sure one."
+        return f"No claim: {control} a lead may be noise."
     groups = {
         "faster than": [result for result in measured if result.clear],
-        "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
+        "perhaps no faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
         "slower than": [result for result in measured if result.verdict == "slower"],
     }
     count = f"{f'{len(measured)} peers' if len(measured) > 1 else 'one peer'} measured in this run"
@@ -138,13 +138,12 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     control = board.rows[0]
     control_format = control.toggles.product_format()
     if not board.last_control and control_format != ours.row.toggles.product_format():
-        claim += f" That is the noise of {control.rung}, in {control_format}; of what other formats wander "
-        claim += "more the intervals tell."
+        claim += f" That is the noise of {control.rung}, in {control_format}; other formats may vary more, "
+        claim += "which their intervals include."
     if missing := [result for result in results if not result.ratio]:
-        claim += f" Not measured, and so not held to ours: {_named(missing)}."
+        claim += f" Not measured, so not compared: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
-        claim += " Not all rungs of the ladder were asked for: of peers among the others this run tells "
-        claim += "nothing."
+        claim += " Not all rungs of the ladder were asked for; peers among the others are not compared."
     return claim
 
 

@@ -14,14 +14,14 @@ import pytest
 from places import ROOT
 from samples import MACHINE, append, measurement, record, step_of
 
-from bench.analysis.cross_run import Chain, build_chain, load_baseline, rung_views
 from bench.analysis.select import load_boards
+from bench.analysis.several_runs.rungs import Chain, build_chain, load_baseline, rung_views
 from bench.format import training_time
 from bench.records.record import RecordError
 from bench.report.assembly import assemble
-from bench.report.comparison import chain_table as table_of
 from bench.report.export import frame
 from bench.report.page import page
+from bench.report.several_runs.comparison import chain_table as table_of
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from bench.analysis.compare import RANKED
 from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
+from bench.analysis.several_runs.compare import RANKED
 from bench.format import percent, plain, plural, tokens_per_second
 from bench.ladder.validation import near
 from bench.records.machine import Environment

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.analysis.cross_run import (
+from bench.analysis.run_records import group_by
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import (
     DERIVED,
     RungView,
     by_speed,
@@ -14,8 +16,6 @@ from bench.analysis.cross_run import (
     name_with_caveats,
     rung_views,
 )
-from bench.analysis.run_records import group_by
-from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     floor,
     gib,

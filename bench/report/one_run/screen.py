@@ -18,10 +18,10 @@ from rich.console import RenderableType
 
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
-from bench.analysis.cross_run import RungView
 from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import group_by, measured, varying
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import RungView
 from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
     GIB,
@@ -40,7 +40,7 @@ from bench.format import (
 from bench.ladder.ladder import AGAIN
 from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
-from bench.report.caption import (
+from bench.report.one_run.caption import (
     certainty,
     derived_peak,
     fastest_in_words,
@@ -52,7 +52,7 @@ from bench.report.caption import (
     other_step,
     rung_and_speed,
 )
-from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
+from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.stats import LOUD, Estimate
 from gpt2.config.toggles import HOST

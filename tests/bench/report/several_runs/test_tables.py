@@ -20,11 +20,11 @@ from bench.analysis.timing import timing
 from bench.ladder.ladder import Protocol
 from bench.records.published import read_published
 from bench.report.assembly import assemble, to_terminal
-from bench.report.atlas import machines
-from bench.report.cross_run import hardware, mfu_context, overview, scaling, sizes, tables
 from bench.report.folder import files
+from bench.report.one_run.tables import tables as board_tables
 from bench.report.published import tables as published_tables
-from bench.report.single_run import tables as board_tables
+from bench.report.several_runs.atlas import machines
+from bench.report.several_runs.tables import hardware, mfu_context, overview, scaling, sizes, tables
 from bench.report.table import Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
