@@ -218,20 +218,20 @@ class Executor:
         """The folder of a task's compiled code, and its name there; both depend on what the code does.
 
         Each rung has a folder of its own, empty in the first round unless --compile-cache is given, so that
-        its first step shows how long compiling takes. Those of a ladder that tries its rungs share one, for
-        most differ by little, and compiling takes half the time of a try.
+        its first step shows how long compiling takes. Where time is short all share one of this run, for most
+        differ by little, and compiling takes half the time of a process.
         """
         rung, protocol = task.rung, self.ladder.protocol
+        short_of_time = protocol.carry == "if_faster" or protocol.control == "last"
+        kept = self.options.compile_cache
         # A control compiles as its rung does: in the first round too, unless that rung finds compiled code by
-        # then, or time is short. A rung that was tried finds what its try compiled.
-        found = self.options.compile_cache or protocol.carry == "if_faster" or protocol.control == "last"
+        # then. A rung that was tried finds what its try compiled.
+        found = short_of_time or kept
         kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
-        code = self._digest(kind, rung.external or asdict(rung.toggles))
-        folder = code
-        if protocol.carry == "if_faster" and not rung.external:
+        folder = code = self._digest(kind, rung.external or asdict(rung.toggles))
+        if short_of_time and not kept and not rung.external:
             alike = [getattr(rung.toggles, name) for name in PROCESS]
             folder = self._digest("shared", self._failures, *alike)
-        kept = self.options.compile_cache
         return (kept.absolute() if kept else self.scratch) / f"inductor-{folder}", code
 
     def _digest(self, *what: object) -> str:
