@@ -280,10 +280,7 @@ NO_TEXT = {
     "UTF-16BE": ("To be, or not to be: that is the question".encode("utf-16-be"), NUL),
     "no end": (b"To be, or not to be. " * 50_000 + bytes(500_000), NUL),
     "no beginning": (bytes(20_000) + b"To be, or not to be. " * 5_000, NUL),
-    "a hole": (
-        b"To be, or not to be. " * 200_000 + bytes(9000) + b"To be, or not to be. " * 200_000,
-        NUL,
-    ),
+    "a hole": (b"To be, or not to be. " * 200_000 + bytes(9000) + b"To be, or not to be. " * 200_000, NUL),
     "a hole between samples": (
         b"To be, or not to be. " * 300 + bytes(5000) + b"To be, or not to be. " * 9000,
         NUL,

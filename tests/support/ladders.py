@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from samples import MACHINE, measurement, record
+from samples import MACHINE, records_of
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from gpt2.config.toggles import Toggles
@@ -16,17 +16,6 @@ def ladder(
 ) -> Scoreboard:
     """A run whose rounds do not vary, and whose control says so: every difference beyond 1 % is sure."""
     environment = MACHINE.model_copy(update={"chip": chip})
-    records = [
-        record(
-            name,
-            index,
-            repetition,
-            toggles=toggles,
-            environment=environment,
-            **{"measurement": measurement(tps), **changes},
-        )
-        for index, (name, toggles, tps) in enumerate(rungs)
-        for repetition in range(1, rounds + 1)
-    ]
+    records = records_of(*rungs, rounds=rounds, environment=environment, **changes)
     controls = [r.model_copy(update={"kind": "control"}) for r in records if r.rung_index == 0]
     return scoreboard([*records, *controls], Path(source))

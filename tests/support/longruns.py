@@ -41,6 +41,10 @@ def events(run: TrainingRun, folder: Path, **place: Any) -> list[Event]:
     return list(session(run, folder, **place))
 
 
+def notes(found: list[Event]) -> list[str]:
+    return [event.values["text"] for event in found if event.kind == "note"]
+
+
 def learned(found: list[Event]) -> list[dict[str, Any]]:
     """What a run found of the model, without how long that took; legs left out."""
     return [
@@ -60,6 +64,11 @@ def broken_off(run: TrainingRun, folder: Path, after: int) -> list[Event]:
         if (event.kind, event.step) == (last, after - 1):  # heeded in the step that comes next
             it.end("asked by the test")
     return found
+
+
+def settings(*values: str) -> list[str]:
+    """`--set` before each of them."""
+    return [word for value in values for word in ("--set", value)]
 
 
 def command(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:

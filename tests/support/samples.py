@@ -102,6 +102,15 @@ def record(rung: str = "baseline", index: int = 0, repetition: int = 1, **change
     return Record(**{**facts, **changes})
 
 
+def records_of(*rungs: tuple[str, Toggles, float], rounds: int = 1, **changes: Any) -> list[Record]:
+    """Rungs of toggles and speeds that do not vary, one rung after the other."""
+    return [
+        record(name, index, n, **{"toggles": toggles, "measurement": measurement(tps), **changes})
+        for index, (name, toggles, tps) in enumerate(rungs)
+        for n in range(1, rounds + 1)
+    ]
+
+
 def append(path: Path, record: Record) -> None:
     """Add one record to a results file."""
     with closing(ResultsFile(path)) as file:

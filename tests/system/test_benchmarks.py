@@ -47,14 +47,10 @@ def test_benchmark_starting_bench_report(benchmark, tmp_path: Path) -> None:
 
 
 def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -> None:
-    losses = [10.0] * 100
+    found = measurement(losses=[10.0] * 100)
     for number in range(1000):
-        append(
-            tmp_path / "r.jsonl",
-            record(
-                f"rung {number % 10}", number % 10, 1 + number // 10, measurement=measurement(losses=losses)
-            ),
-        )
+        index, repetition = number % 10, 1 + number // 10
+        append(tmp_path / "r.jsonl", record(f"rung {index}", index, repetition, measurement=found))
     (board,), _ = benchmark.pedantic(lambda: load_boards([tmp_path]), rounds=1)
     assert to_markdown(board).count("\n| rung") == 2 * 10  # here, and where the time goes
 
@@ -80,18 +76,8 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
     out = tmp_path / "overhead.json"
     model, rounds, seconds = ("gpt2", "20", "6") if benchmark.enabled else ("tiny", "3", "0.2")
     script = ROOT / "tests" / "support" / "overhead.py"
-    command = [
-        sys.executable,
-        str(script),
-        "--model",
-        model,
-        "--rounds",
-        rounds,
-        "--seconds",
-        seconds,
-        "--out",
-        str(out),
-    ]
+    options = ["--model", model, "--rounds", rounds, "--seconds", seconds, "--out", str(out)]
+    command = [sys.executable, str(script), *options]
     benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True), rounds=1)
     found = json.loads(out.read_text())
     benchmark.extra_info |= found["harness_over_bare_loop"]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -72,10 +73,8 @@ def test_parts_run_in_order_and_the_report_comes_last(tmp_path: Path) -> None:
 def test_each_outcome_is_a_line_of_a_file(tmp_path: Path) -> None:
     carry_out([part("a", "print('first\\nlast')"), part("b", "raise SystemExit(3)")], tmp_path, 1)
     lines = [json.loads(line) for line in (tmp_path / "parts.ndjson").read_text().splitlines()]
-    assert [(line["part"], line["status"], line["exit_code"]) for line in lines[:2]] == [
-        ("a", "done", 0),
-        ("b", "failed", 3),
-    ]
+    ended = [(line["part"], line["status"], line["exit_code"]) for line in lines[:2]]
+    assert ended == [("a", "done", 0), ("b", "failed", 3)]
     assert lines[0]["found"] == "last"
 
 
@@ -258,9 +257,7 @@ def test_every_ladder_and_training_of_a_campaign_is_there_and_holds(device: str,
     parts = KINDS[device](tmp_path, None)
     assert len({each.name for each in parts}) == len(parts)
     for each in parts:
-        sets = [
-            value for option, value in zip(each.command, each.command[1:], strict=False) if option == "--set"
-        ]
+        sets = [value for option, value in pairwise(each.command) if option == "--set"]
         if each.is_ladder:
             (ladder,) = [word for word in each.command if word.startswith("ladders/")]
             load(ROOT / ladder, sets)

@@ -61,12 +61,8 @@ def calls_until_kept(
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         name = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
-        if (
-            event != "call"
-            or not watched.on
-            or not frame.f_code.co_filename.startswith(BENCH)
-            or name in called
-        ):
+        ours = frame.f_code.co_filename.startswith(BENCH)
+        if event != "call" or not watched.on or not ours or name in called:
             return
         called.append(name)
         if name == fails:
@@ -102,9 +98,8 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
 ) -> None:
     ladder = write_ladder("[{name: a}]", carry=carry)
     _, functions = calls_until_kept(ladder, tmp_path / "sound", None, monkeypatch)
-    assert {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"} <= set(
-        functions
-    )
+    some = {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"}
+    assert some <= set(functions)
     for number, name in enumerate(functions):
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
         records = read(ended.path)[0]  # a function may first be called at a later process
@@ -146,9 +141,8 @@ def test_a_table_that_cannot_be_shown_is_one_line_and_the_exit_code_is_that_of_t
         raise error
 
     monkeypatch.setattr(show, "show", fail)
-    done = CliRunner().invoke(
-        cli.app, ["run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path / "results")]
-    )
+    asked = ["run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path / "results")]
+    done = CliRunner().invoke(cli.app, asked)
     assert done.exit_code == 0
     (path,) = tmp_path.rglob("*.jsonl")
     assert f"the table could not be shown ({type(error).__name__}" in done.output
@@ -174,9 +168,8 @@ def test_a_number_that_is_not_finite_is_refused_before_anything_runs(
 ) -> None:
     ladder = str(write_ladder("[{name: a}]"))
     arguments = [ladder if word == "LADDER" else word for word in words]
-    done = CliRunner().invoke(
-        cli.app, [*arguments[:-1], f"{arguments[-1]}={value}", "--out", str(tmp_path / "results")]
-    )
+    asked = [*arguments[:-1], f"{arguments[-1]}={value}", "--out", str(tmp_path / "results")]
+    done = CliRunner().invoke(cli.app, asked)
     assert done.exit_code == 2
     assert not list(tmp_path.rglob("*.jsonl"))
 
@@ -192,9 +185,6 @@ def test_two_runs_that_begin_in_the_same_second_have_a_file_each(
     monkeypatch.setattr(runner, "datetime", Frozen)
     ladder = load(write_ladder("[{name: a}]"))
     paths = [run(ladder, Options(out=tmp_path / "results"), Silent()).path for _ in range(3)]
-    assert [path.name for path in paths] == [
-        "test-20260102T030459Z.jsonl",
-        "test-20260102T030500Z.jsonl",
-        "test-20260102T030501Z.jsonl",
-    ]
+    times = ("030459", "030500", "030501")
+    assert [path.name for path in paths] == [f"test-20260102T{time}Z.jsonl" for time in times]
     assert [len(read(path)[0]) for path in paths] == [1, 1, 1]

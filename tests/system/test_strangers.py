@@ -24,21 +24,8 @@ from gpt2.config.toggles import Toggles
 CUDA = Toggles(device="cuda")
 HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"
 ABSENT = object()
-WRONG: tuple[Any, ...] = (
-    None,
-    "",
-    -1,
-    0,
-    float("inf"),
-    float("nan"),
-    True,
-    [],
-    {},
-    10**30,
-    1e-290,
-    HOSTILE,
-    ABSENT,
-)
+NUMBERS: tuple[Any, ...] = (-1, 0, 10**30, 1e-290, float("inf"), float("nan"))
+WRONG: tuple[Any, ...] = (None, "", True, [], {}, HOSTILE, ABSENT, *NUMBERS)
 
 
 def line(of: Record) -> dict[str, Any]:
@@ -119,9 +106,8 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
         each["warnings"] = [HOSTILE]
     boards, _ = load_boards([write(tmp_path, found)])
     text = page(assemble(boards))
-    assert text.count("<script") == page(assemble([load_boards([write(tmp_path, lines())])[0][0]])).count(
-        "<script"
-    )
+    plain, _ = load_boards([write(tmp_path, lines())])
+    assert text.count("<script") == page(assemble([plain[0]])).count("<script")
     assert "<img" not in text
 
 
@@ -183,30 +169,18 @@ def test_a_file_with_the_same_process_twice_is_refused(tmp_path: Path) -> None:
         load_boards([write(tmp_path, [*lines(), lines()[0]])])
 
 
+TWO, B = "holds records of two ladders,", "'b', cumulative, round 2:"
+COMPILE, TOKENS = ("toggles", "all", "compile"), ("measurement", "tokens_per_step")
+
+
 @pytest.mark.parametrize(
     ("path", "wrong", "says"),
     [
-        (
-            ("ladder",),
-            "a100",
-            r"holds records of two ladders, h100 \(1add\) and a100 \(1add\); one file each",
-        ),
-        (
-            ("ladder_hash",),
-            "0dd",
-            r"holds records of two ladders, h100 \(1add\) and h100 \(0dd\); one file each",
-        ),
+        (("ladder",), "a100", rf"{TWO} h100 \(1add\) and a100 \(1add\); one file each"),
+        (("ladder_hash",), "0dd", rf"{TWO} h100 \(1add\) and h100 \(0dd\); one file each"),
         (("rung",), "c", "'c', cumulative, round 2: has the rung_index 1 of 'b'"),
-        (
-            ("toggles", "all", "compile"),
-            "default",
-            "'b', cumulative, round 2: its toggles are not those of round 1: compile=default",
-        ),
-        (
-            ("measurement", "tokens_per_step"),
-            2048,
-            "'b', cumulative, round 2: measured 2,048 tokens per step, but its toggles make 1,024",
-        ),
+        (COMPILE, "default", f"{B} its toggles are not those of round 1: compile=default"),
+        (TOKENS, 2048, f"{B} measured 2,048 tokens per step, but its toggles make 1,024"),
     ],
 )
 def test_rounds_that_are_not_of_one_rung_are_never_averaged(
@@ -220,9 +194,8 @@ def test_a_sweep_s_candidates_hold_to_their_toggles_too(tmp_path: Path) -> None:
     found = spoilt(("toggles", "all", "attention"), "sdpa")
     for each in found:
         each["kind"] = "sweep"
-    with pytest.raises(
-        RecordError, match="'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"
-    ):
+    said = "'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"
+    with pytest.raises(RecordError, match=said):
         load_boards([write(tmp_path, found)])
 
 

@@ -27,9 +27,8 @@ def board(alone_sdpa: float, without_sdpa: float, *, rounds: int = 3) -> Scorebo
         wobble = 1 + 0.001 * number  # of the whole round: pairing takes it out
 
         def process(name, index, toggles, tps, kind="cumulative", number=number, wobble=wobble):
-            return record(
-                name, index, number, toggles=toggles, kind=kind, measurement=measurement(tps * wobble)
-            )
+            found = measurement(tps * wobble)
+            return record(name, index, number, toggles=toggles, kind=kind, measurement=found)
 
         records += [
             process("baseline", 0, FIRST, 100.0),
@@ -124,11 +123,8 @@ def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
     idle = measurement(100.0, product_format="float32", proofs={"attention": proof})
     records[place] = records[place].model_copy(update={"measurement": idle})
     _, sdpa, _ = attribution(scoreboard(records))
-    assert (sdpa.in_order.failed_check, sdpa.alone.failed_check, sdpa.last.failed_check) == (
-        "",
-        "no effect here",
-        "",
-    )
+    failed = [gain.failed_check for gain in (sdpa.in_order, sdpa.alone, sdpa.last)]
+    assert failed == ["", "no effect here", ""]
     assert ", no effect here |" in to_markdown(scoreboard(records))
 
 
@@ -140,9 +136,8 @@ def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
 def test_the_table_stands_below_the_scoreboard_with_verdicts() -> None:
     text = to_markdown(board(80.0, 400.0))
     (line,) = [line for line in text.splitlines() if line.startswith("| SDPA |") and "sign differs" in line]
-    assert line == (
-        "| SDPA | 1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs |"
-    )
+    told = "1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs"
+    assert line == f"| SDPA | {told} |"
 
 
 def test_a_last_rung_that_is_to_run_out_of_memory_is_not_part_of_the_full_set() -> None:
@@ -164,25 +159,18 @@ def test_where_too_little_is_known_no_direction_is_told() -> None:
 
 def test_alone_pairs_with_the_control_where_the_first_rung_ran_before_an_interruption() -> None:
     sdpa = replace(FIRST, attention="sdpa")
+    slow, quick = measurement(100.0), measurement(130.0)
     records = []
     for number in (1, 2, 3):
-        late = "later" if number == 3 else "first"
+        late = {"session": "later" if number == 3 else "first"}
+        again = {"toggles": FIRST, "kind": "control", "measurement": slow, **late}
+        apart = {"toggles": sdpa, "kind": "alone", "measurement": quick, **late}
         records += [
-            record("baseline", 0, number, toggles=FIRST, session="first", measurement=measurement(100.0)),
+            record("baseline", 0, number, toggles=FIRST, session="first", measurement=slow),
             record("bfloat16", 1, number, toggles=BF16, session="first", measurement=measurement(200.0)),
             record("SDPA", 2, number, toggles=SDPA, session="first", measurement=measurement(220.0)),
-            record(
-                "SDPA", 2, number, toggles=sdpa, kind="alone", session=late, measurement=measurement(130.0)
-            ),
-            record(
-                "baseline",
-                0,
-                number,
-                toggles=FIRST,
-                kind="control",
-                session=late,
-                measurement=measurement(100.0),
-            ),
+            record("SDPA", 2, number, **apart),
+            record("baseline", 0, number, **again),
         ]
     alone = attribution(scoreboard(records))[1].alone.ratio
     assert alone is not None

@@ -124,15 +124,8 @@ def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
         Event("Memcpy HtoD (Pinned -> Device)", 8, 8.5, "CUDA"),
         Event("ncclDevKernel_AllReduce", 8, 9, "CUDA"),
     )
-    assert found == {
-        "products": 4,
-        "attention": 1,
-        "compiled": 1,
-        "optimizer": 2,
-        "copies": 0.5,
-        "exchange": 1,
-        "rest": 0.5,
-    }
+    kinds = {"products": 4, "attention": 1, "compiled": 1, "optimizer": 2}
+    assert found == {**kinds, "copies": 0.5, "exchange": 1, "rest": 0.5}
 
 
 GRAPH, GEMM = "## Call CompiledFxGraph abc", "sm90_xmma_gemm_bf16bf16_bf16f32"
@@ -183,9 +176,8 @@ def test_ops_of_two_threads_are_told_apart_with_kernels_that_bear_their_launcher
 
 
 def test_an_exchange_that_goes_on_while_the_next_begins_does_not_enclose_it() -> None:
-    exchanges = [
-        Event("nccl:all_reduce", start, end, annotation=True) for start, end in ((1.2, 3.7), (3.2, 9))
-    ]
+    times = ((1.2, 3.7), (3.2, 9))
+    exchanges = [Event("nccl:all_reduce", start, end, annotation=True) for start, end in times]
     found = names(Event("c10d::allreduce_", 1, 2), Event("c10d::allreduce_", 3, 4), *exchanges)
     assert found == ["c10d::allreduce_", "nccl:all_reduce"] * 2
 
@@ -202,11 +194,8 @@ HELPERS = [
 @pytest.mark.parametrize("name", HELPERS)
 def test_a_kernel_of_cudnn_s_attention_counts_as_attention_and_helpers_too(name: str) -> None:
     assert attention_kernel_kind(name) == "cudnn"
-    assert milliseconds(5, Event(GEMM, 0, 3, "CUDA"), Event(name, 3, 4, "CUDA")) == {
-        "products": 3,
-        "attention": 1,
-        "rest": 1,
-    }
+    found = milliseconds(5, Event(GEMM, 0, 3, "CUDA"), Event(name, 3, 4, "CUDA"))
+    assert found == {"products": 3, "attention": 1, "rest": 1}
 
 
 @pytest.mark.parametrize(
@@ -249,22 +238,17 @@ def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
 
 def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None:
     assert list(WORK) == list(KINDS)
+    profiled = [{"products": products, "rest": 0.25} for products in (0.5, 0.75, 4.0)]
     rounds = [
-        record(
-            repetition=number,
-            measurement=measurement(1e3, profiled_seconds={"products": products, "rest": 0.25}),
-        )
-        for number, products in enumerate((0.5, 0.75, 4.0), 1)
+        record(repetition=number, measurement=measurement(1e3, profiled_seconds=seconds))
+        for number, seconds in enumerate(profiled, 1)
     ]
     table = profile_table(scoreboard(rounds))
     assert table is not None
     (row,) = table.cells
-    assert dict(zip(table.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(table.head, "-") | {
-        "Rung": "",
-        "Sum (ms)": "1,000",
-        "Matmuls (ms)": "750",
-        "Rest (ms)": "250",
-    }
+    told = {"Rung": "", "Sum (ms)": "1,000", "Matmuls (ms)": "750", "Rest (ms)": "250"}
+    expected = dict.fromkeys(table.head, "-") | told
+    assert dict(zip(table.head, row, strict=True)) | {"Rung": ""} == expected
 
 
 @pytest.mark.parametrize(

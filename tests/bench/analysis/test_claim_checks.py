@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, records_of
 from shown import to_markdown
 
 from bench.analysis.row import Row
@@ -16,7 +17,6 @@ from gpt2.config.toggles import Toggles
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
 
 CUDA = Toggles(device="cuda")
-BF16 = replace(CUDA, autocast="bfloat16")
 FUSED = replace(CUDA, adamw="fused")
 
 
@@ -64,10 +64,8 @@ def test_one_process_without_the_effect_is_enough_and_how_many_there_were_is_sai
 
 def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_inert_too() -> None:
     idle = proved(adamw=False)
-    text = to_markdown(
-        scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert", measurement=idle)])
-    )
-    assert "| no effect here |" in text
+    expected = record("b", 1, toggles=FUSED, expect="inert", measurement=idle)
+    assert "| no effect here |" in to_markdown(scoreboard([record(), expected]))
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
     assert "| ran, though expected: no effect here |" in text
 
@@ -75,30 +73,22 @@ def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_
 def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:
     allowed = GRADIENT_TOLERANCE["float32"]
     compiled = replace(CUDA, compile="default")
-    for difference, status in (
-        (allowed * 0.9, "ok"),
-        (allowed * 1.1, "parity_failed"),
-        (float("nan"), "parity_failed"),
-    ):
+    statuses = {allowed * 0.9: "ok", allowed * 1.1: "parity_failed", math.nan: "parity_failed"}
+    for difference, status in statuses.items():
         found = record("b", 1, toggles=compiled, measurement=measurement(gradient_difference=difference))
         assert second(found).status == status
         assert "gradients" in (second(found).error or "gradients")
+
+
+FAR = "gradients by 9.00% from those of eager code"
 
 
 @pytest.mark.parametrize(
     ("error", "status", "says"),
     [
         (1.2, "ok", None),
-        (
-            2.5,
-            "parity_failed",
-            "gradients by 9.00% from those of eager code, and 2.5 times as far from float32's as those are",
-        ),
-        (
-            None,
-            "parity_failed",
-            "gradients by 9.00% from those of eager code; the number formats explain 3.00%",
-        ),
+        (2.5, "parity_failed", f"{FAR}, and 2.5 times as far from float32's as those are"),
+        (None, "parity_failed", f"{FAR}; the number formats explain 3.00%"),
     ],
 )
 def test_gradients_far_from_eager_code_pass_only_where_eager_code_is_about_as_far_from_float32(
@@ -130,21 +120,18 @@ SOUND = [10.9, 10.5, 10.2, 10.0]
 
 
 @pytest.mark.parametrize(
-    ("first", "says"),
+    ("first", "where"),
     [
-        (
-            [10.9, math.nan, math.nan, math.nan],
-            "the baseline diverged: its loss is not finite from step 2 on",
-        ),
-        ([10.9, 10.5, 10.2, math.inf], "the baseline diverged: its loss is not finite from step 4 on"),
-        ([math.nan] * 4, "the baseline diverged: its loss is not finite from step 1 on"),
-        ([10.9, math.inf, 10.2, 10.0], "the baseline diverged: its loss is not finite at step 2"),
+        ([10.9, math.nan, math.nan, math.nan], "from step 2 on"),
+        ([10.9, 10.5, 10.2, math.inf], "from step 4 on"),
+        ([math.nan] * 4, "from step 1 on"),
+        ([10.9, math.inf, 10.2, 10.0], "at step 2"),
     ],
 )
 def test_a_baseline_that_diverged_is_said_to_have_and_fails_what_is_held_to_it(
-    first: list[float], says: str
+    first: list[float], where: str
 ) -> None:
-    rows = held(SOUND, first)
+    rows, says = held(SOUND, first), f"the baseline diverged: its loss is not finite {where}"
     assert [(row.status, row.error) for row in rows] == [("parity_failed", says)] * 2
     assert exit_code([record(measurement=measurement(losses=first))]) == 4
 
@@ -158,29 +145,21 @@ def test_a_rung_that_diverged_from_a_sound_baseline_is_the_one_that_did() -> Non
 def test_a_first_gradient_that_is_not_finite_is_named() -> None:
     found = measurement(grad_norms=[math.nan, 1.0, 1.0, 1.0])
     row = second(record("b", 1, toggles=FUSED, measurement=found))
-    assert (row.status, row.error) == (
-        "parity_failed",
-        "it diverged: its gradient norm is not finite at step 1",
-    )
+    said = "it diverged: its gradient norm is not finite at step 1"
+    assert (row.status, row.error) == ("parity_failed", said)
 
 
 def test_a_loss_that_is_not_finite_is_shown_as_that() -> None:
-    text = to_markdown(
-        scoreboard([record(measurement=measurement(losses=[10.9, math.nan, math.nan, math.nan]))])
-    )
+    diverged = measurement(losses=[10.9, math.nan, math.nan, math.nan])
+    text = to_markdown(scoreboard([record(measurement=diverged)]))
     assert "| not finite |" in text
     assert "inf%" not in text
 
 
 def test_a_larger_step_is_held_to_the_rung_before_accumulating_as_many_tokens() -> None:
-    child = record(
-        "b",
-        1,
-        kind="parity",
-        measurement=measurement(
-            tokens_per_step=4096, losses=[10.9, 10.4], block_seconds=[], block_steps=None
-        ),
-    )
+    untimed: dict[str, Any] = {"block_seconds": [], "block_steps": None}
+    found = measurement(tokens_per_step=4096, losses=[10.9, 10.4], **untimed)
+    child = record("b", 1, kind="parity", measurement=found)
     good = record("b", 1, measurement=measurement(tokens_per_step=4096, losses=[10.9, 10.4, 10.1]))
     bad = record("b", 1, measurement=measurement(tokens_per_step=4096, losses=[10.9, 9.4, 10.1]))
     assert second(child, good).status == "ok"
@@ -195,18 +174,15 @@ def test_a_parity_process_makes_no_row_and_no_tokens_per_second() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "error"),
+    ("changes", "error"),
     [
-        (MACHINE.model_copy(update={"torch": "2.12.0"}), "torch 2.12.0, but 2.11.0 for baseline"),
-        (MACHINE.model_copy(update={"code_hash": "other"}), "code other, but c0de for baseline"),
-        (
-            MACHINE.model_copy(update={"chip": "NVIDIA H200"}),
-            "machine h200-x1, but h100-80gb-hbm3-x1 for baseline",
-        ),
+        ({"torch": "2.12.0"}, "torch 2.12.0, but 2.11.0 for baseline"),
+        ({"code_hash": "other"}, "code other, but c0de for baseline"),
+        ({"chip": "NVIDIA H200"}, "machine h200-x1, but h100-80gb-hbm3-x1 for baseline"),
     ],
 )
-def test_a_rung_of_other_software_or_another_machine_is_not_compared(environment, error: str) -> None:
-    row = second(record("b", 1, environment=environment))
+def test_a_rung_of_other_software_or_another_machine_is_not_compared(changes: dict, error: str) -> None:
+    row = second(record("b", 1, environment=MACHINE.model_copy(update=changes)))
     assert (row.status, row.error) == ("not_comparable", error)
     assert row.speedup is row.gain is row.verdict is None
     assert row.tps is not None
@@ -235,15 +211,10 @@ def test_the_fastest_rung_is_one_that_nothing_is_held_against() -> None:
 
 def test_a_proof_that_reads_as_that_of_the_rung_before_proves_nothing() -> None:
     """64 and 128 both pad to 50304 rows."""
-    pads = [replace(CUDA, vocab_multiple=64), replace(CUDA, vocab_multiple=128)]
-    records = [
-        record(f"pad {n}", n, toggles=t, measurement=proved(vocab_multiple=True)) for n, t in enumerate(pads)
-    ]
-    row = scoreboard(records).rows[1]
-    assert (row.status, row.error) == (
-        "inert",
-        "vocab_multiple=128 had no effect: saw vocab_multiple, as before",
-    )
+    pads = [(f"pad {n}", replace(CUDA, vocab_multiple=n), 1e3) for n in (64, 128)]
+    row = scoreboard(records_of(*pads, measurement=proved(vocab_multiple=True))).rows[1]
+    said = "vocab_multiple=128 had no effect: saw vocab_multiple, as before"
+    assert (row.status, row.error) == ("inert", said)
 
 
 def test_where_timing_leaves_all_as_before_a_rung_that_changes_more_is_not_inert() -> None:
@@ -254,11 +225,9 @@ def test_where_timing_leaves_all_as_before_a_rung_that_changes_more_is_not_inert
 
 
 def test_a_mode_of_compilation_may_leave_the_same_traces() -> None:
-    modes = [replace(CUDA, compile=mode) for mode in ("default", "max-autotune-no-cudagraphs")]
-    records = [
-        record(f"mode {n}", n, toggles=t, measurement=proved(compile=True)) for n, t in enumerate(modes)
-    ]
-    assert scoreboard(records).rows[1].status == "ok"
+    modes = ("default", "max-autotune-no-cudagraphs")
+    rungs = [(mode, replace(CUDA, compile=mode), 1e3) for mode in modes]
+    assert scoreboard(records_of(*rungs, measurement=proved(compile=True))).rows[1].status == "ok"
 
 
 def test_a_rung_without_any_proof_is_inert() -> None:
@@ -269,21 +238,12 @@ def test_a_rung_without_any_proof_is_inert() -> None:
 
 def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
     both = replace(FUSED, compile="default")
-    found = measurement(
-        product_format="float32",
-        proofs={
-            "adamw": Proof(took_effect=True, evidence="fused"),
-            "compile": Proof(took_effect=False, evidence="nothing compiled ran"),
-        },
-    )
-    records = [
-        record(toggles=replace(CUDA, compile="default")),
-        record("b", 1, toggles=both, measurement=found),
-    ]
-    assert scoreboard(records).rows[1].status == "ok"
-    assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(
-        scoreboard(records)
-    )
+    fused = Proof(took_effect=True, evidence="fused")
+    proofs = {"adamw": fused, "compile": Proof(took_effect=False, evidence="nothing compiled ran")}
+    late = record("b", 1, toggles=both, measurement=measurement(product_format="float32", proofs=proofs))
+    board = scoreboard([record(toggles=replace(CUDA, compile="default")), late])
+    assert board.rows[1].status == "ok"
+    assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(board)
 
 
 def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
@@ -299,10 +259,8 @@ def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
 
 def test_compiled_gradients_that_were_held_to_nothing_keep_a_rung_from_being_the_fastest() -> None:
     compiled = replace(CUDA, compile="default")
-    for difference, doubts in (
-        (None, ("its gradients were not compared with those of eager code",)),
-        (0.0, ()),
-    ):
+    doubt = "its gradients were not compared with those of eager code"
+    for difference, doubts in ((None, (doubt,)), (0.0, ())):
         found = measurement(9000.0, gradient_difference=difference)
         board = scoreboard([record(), record("b", 1, toggles=compiled, measurement=found)])
         assert board.rows[1].caveats == doubts
@@ -322,14 +280,13 @@ def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
     """The parity process trains like the broken rung, and so does the larger batch: they agree."""
     wrong, big = [10.9, 9.0, 8.0, 7.0], [10.9, 8.8, 7.7]
     child = measurement(tokens_per_step=4096, losses=big, block_seconds=[], block_steps=None)
+    larger = measurement(9000.0, tokens_per_step=4096, losses=big)
     records = [
         record(),
         record("broken", 1, toggles=FUSED, measurement=measurement(2000.0, losses=wrong)),
         record("batch of 4", 2, kind="parity", measurement=child),
-        record(
-            "batch of 4", 2, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)
-        ),
-        record("next", 3, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)),
+        record("batch of 4", 2, toggles=FUSED, measurement=larger),
+        record("next", 3, toggles=FUSED, measurement=larger),
     ]
     board = scoreboard(records)
     assert [row.status for row in board.rows] == ["ok", "parity_failed", "parity_failed", "parity_failed"]
@@ -371,9 +328,8 @@ def float16(norms: list[float], losses: list[float]) -> Row:
 def test_losses_after_a_step_that_the_scaler_skipped_are_not_compared_and_the_rung_is_not_fastest() -> None:
     row = float16([1.0, math.inf, 1.0, 1.0], [10.9, 10.5, 10.5, 10.2])  # one step behind from there on
     assert row.status == "ok"
-    assert row.caveats == (
-        "its losses are compared for 2 steps only: float16's scaler skipped the last of them",
-    )
+    said = "its losses are compared for 2 steps only: float16's scaler skipped the last of them"
+    assert row.caveats == (said,)
 
 
 def test_a_first_step_that_the_scaler_skipped_leaves_its_loss_to_be_held() -> None:

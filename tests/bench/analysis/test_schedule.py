@@ -54,10 +54,8 @@ def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write
         "command: python}}]"
     )
     ladder = load(write_ladder(rungs, repeats=3))
-    assert [task.rung.name for task in Schedule(ladder, ladder.rungs).round(1) if task.kind == "control"] == [
-        "a",
-        "b",
-    ]
+    tasks = Schedule(ladder, ladder.rungs).round(1)
+    assert [task.rung.name for task in tasks if task.kind == "control"] == ["a", "b"]
 
 
 def test_a_rung_that_is_not_supported_has_no_control(ladder: Ladder) -> None:
@@ -182,11 +180,8 @@ def test_an_ablation_runs_nothing_that_another_process_runs_already(ladder: Ladd
 def test_ablated_toggles_still_take_the_tokens_per_step_of_the_workload() -> None:
     workload = Workload(model="tiny", seq_len=128, tokens_per_step=1024)
     first = Toggles(grad_accum_steps=8)
-    rungs = [
-        first,
-        replace(first, autocast="bfloat16"),
-        Toggles(autocast="bfloat16", micro_batch_size=4, grad_accum_steps=2),
-    ]
+    last = Toggles(autocast="bfloat16", micro_batch_size=4, grad_accum_steps=2)
+    rungs = [first, replace(first, autocast="bfloat16"), last]
     assert ablated(rungs, 2, "alone", workload) == Toggles(micro_batch_size=4, grad_accum_steps=2)
     assert ablated(rungs, 2, "left_out", workload) == replace(first, autocast="bfloat16")
 
@@ -284,9 +279,8 @@ def test_only_a_rung_that_changes_the_tokens_per_step_has_a_parity_child_and_onl
 
 
 def test_a_first_rung_on_several_ranks_is_held_to_one_rank(write_ladder) -> None:
-    ladder = load(
-        write_ladder("[{name: a, set: {world_size: 4, sharding: zero1}}, {name: b, set: {adamw: fused}}]")
-    )
+    rungs = "[{name: a, set: {world_size: 4, sharding: zero1}}, {name: b, set: {adamw: fused}}]"
+    ladder = load(write_ladder(rungs))
     schedule = Schedule(ladder, ladder.rungs)
     (child,) = [task for task in schedule.round(1) if task.kind == "parity"]
     assert child.title == "a (parity)"

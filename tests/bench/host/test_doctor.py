@@ -198,9 +198,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake.nvmlDeviceGetPowerManagementDefaultLimit = only_the_first(700_000)
     fake.nvmlDeviceGetCurrentClocksEventReasons = only_the_first(0x1 | 0x4 | 0x40)
     fake.nvmlDeviceGetEccMode = only_the_first([1, 1])
-    fake.nvmlDeviceGetComputeRunningProcesses = only_the_first(
-        [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
-    )
+    others = [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+    fake.nvmlDeviceGetComputeRunningProcesses = only_the_first(others)
     fake.nvmlDeviceGetPersistenceMode = only_the_first(0)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -208,22 +207,11 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> None:
-    assert machine.gpus() == [
-        GpuState(
-            index=0,
-            temperature_celsius=61,
-            sm_clock_mhz=1755,
-            sm_clock_max_mhz=1980,
-            memory_clock_mhz=2619,
-            power_watts=123.4,
-            power_limit_watts=600,
-            power_limit_default_watts=700,
-            throttle_reasons=["power cap", "thermal (hardware)"],
-            ecc=True,
-            other_processes=2,
-        ),
-        GpuState(index=1),
-    ]
+    told: dict[str, Any] = {"temperature_celsius": 61, "ecc": True, "other_processes": 2}
+    told |= {"sm_clock_mhz": 1755, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 2619}
+    told |= {"power_watts": 123.4, "power_limit_watts": 600, "power_limit_default_watts": 700}
+    told |= {"throttle_reasons": ["power cap", "thermal (hardware)"]}
+    assert machine.gpus() == [GpuState(index=0, **told), GpuState(index=1)]
 
 
 def test_an_idle_gpu_is_not_held_down(nvml: Any) -> None:
@@ -295,19 +283,17 @@ def test_what_was_wrong_on_a_gpu_before_the_process_counts_too(root: Path) -> No
     assert "other processes" in line
 
 
-def test_an_idle_gpu_may_have_a_low_clock(root: Path) -> None:
-    idle = with_gpus(gpu_state(sm_clock_mhz=210, power_watts=70))
-    assert warn(root, idle, idle, device="cuda") == []
+@pytest.mark.parametrize("idle", [gpu_state(sm_clock_mhz=210, power_watts=70), GpuState(index=0)])
+def test_a_gpu_that_is_idle_at_a_low_clock_or_tells_nothing_is_no_reason_to_warn(
+    idle: GpuState, root: Path
+) -> None:
+    assert warn(root, with_gpus(idle), with_gpus(idle), device="cuda") == []
 
 
 def test_only_the_gpus_of_the_ranks_count(root: Path) -> None:
     state = with_gpus(gpu_state(), gpu_state(index=1, temperature_celsius=90))
     assert warn(root, state, state, device="cuda") == []
     assert len(warn(root, state, state, device="cuda", ranks=2)) == 1
-
-
-def test_a_gpu_that_tells_nothing_is_no_reason_to_warn(root: Path) -> None:
-    assert warn(root, with_gpus(GpuState(index=0)), with_gpus(GpuState(index=0)), device="cuda") == []
 
 
 # --- warnings -----------------------------------------------------------------------------------------------
@@ -352,26 +338,21 @@ def test_a_report_words_the_work_of_others_as_the_doctor_does(root: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("speed", "flags", "value", "advised"),
+    ("speed", "flags", "ratio", "units", "advised"),
     [
-        (
-            7.81,
-            "flags\t: avx512_bf16 amx_bf16",
-            "7.8x as fast as in float32; units: avx512_bf16, amx_bf16",
-            False,
-        ),
-        (1.9, "Features\t: asimd bf16", "1.9x as fast as in float32; units: bf16", False),
-        (0.55, "flags\t\t: fpu avx512_bf16", "0.55x as fast as in float32; units: avx512_bf16", True),
-        (0.011, "flags\t\t: fpu avx2", "0.011x as fast as in float32; units: none known", True),
-        (0.96, "", "0.96x as fast as in float32; units: none known", True),
+        (7.81, "flags\t: avx512_bf16 amx_bf16", "7.8x", "avx512_bf16, amx_bf16", False),
+        (1.9, "Features\t: asimd bf16", "1.9x", "bf16", False),
+        (0.55, "flags\t\t: fpu avx512_bf16", "0.55x", "avx512_bf16", True),
+        (0.011, "flags\t\t: fpu avx2", "0.011x", "none known", True),
+        (0.96, "", "0.96x", "none known", True),
     ],
 )
 def test_a_cpu_whose_products_are_slower_in_bfloat16_is_advised_to_train_in_float32(
-    speed: float, flags: str, value: str, advised: bool, root: Path
+    speed: float, flags: str, ratio: str, units: str, advised: bool, root: Path
 ) -> None:
     files(root, {"proc/cpuinfo": flags})
     found = checks.bfloat16(speed, root)
-    assert (found.value, found.ok) == (f"matmuls {value}", None)
+    assert (found.value, found.ok) == (f"matmuls {ratio} as fast as in float32; units: {units}", None)
     assert found.advice == ("train in float32 here, as bench run cpu finds by itself" if advised else "")
 
 
@@ -439,19 +420,17 @@ def test_swap_that_grows_is_a_warning_and_swap_in_use_is_none(root: Path) -> Non
 )
 def test_memory_that_is_not_there_is_a_warning(needed: int | None, advice: str | None, root: Path) -> None:
     lines = warn(root, memory_bytes=None if needed is None else needed * GIB)
+    said = f"{needed}.0 GiB needed, 8.0 of 16.0 GiB available"
     assert len(lines) == (advice is not None)
-    assert all(
-        f"{needed}.0 GiB needed, 8.0 of 16.0 GiB available" in x and (advice or "") in x for x in lines
-    )
+    assert all(said in line and (advice or "") in line for line in lines)
 
 
 @pytest.mark.parametrize(("plugged", "warned"), [(False, True), (True, False), (None, False)])
 def test_running_on_battery_is_a_warning(
     plugged: bool | None, warned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False
-    )
+    battery = SimpleNamespace(power_plugged=plugged)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery, raising=False)
     lines = warn(root)
     assert len(lines) == warned
     assert all(line.startswith("power: battery; plug it in") for line in lines)
@@ -462,9 +441,8 @@ def test_a_variable_left_over_from_debugging_is_a_warning(
 ) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
-    assert warn(root) == [
-        "environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"
-    ]
+    told = "environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"
+    assert warn(root) == [told]
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
     assert warn(root) == []
 
@@ -490,12 +468,8 @@ def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml
     found = doctor.diagnose(root / "results", root=root)
     assert all(diagnosis.advice for diagnosis in found if diagnosis.ok is False)
     text = in_full(doctor_brief(found))
-    for part in (
-        "61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off",
-        "power cap",
-        "beware",
-        "good",
-    ):
+    gpu = "61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off"
+    for part in (gpu, "power cap", "beware", "good"):
         assert part in text
     bad = sum(diagnosis.ok is False for diagnosis in found)
     assert f"{bad} of these can spoil a measurement: " in text

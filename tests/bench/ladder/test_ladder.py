@@ -37,9 +37,8 @@ def test_overrides_reach_every_section_and_every_rung_after_its_own_changes(writ
 
 def test_the_hash_covers_workload_and_toggles_but_not_the_protocol(write_ladder) -> None:
     path = write_ladder("[{name: a}]")
-    hashes = {
-        o: load(path, [o]).hash for o in ("protocol.repeats=7", "workload.seed=7", "toggles.adamw=fused")
-    }
+    overrides = ("protocol.repeats=7", "workload.seed=7", "toggles.adamw=fused")
+    hashes = {override: load(path, [override]).hash for override in overrides}
     plain = load(path).hash
     assert hashes.pop("protocol.repeats=7") == plain
     assert plain not in hashes.values()
@@ -100,11 +99,6 @@ BAD = {
         "protocol: {until: 5%}\nrungs: [{name: b}]",
         "key 'until': '5%' should be a number; write 0.05",
     ),
-    "an alias that contains itself": (
-        "workload: &a {model: *a}\nrungs: [{name: b}]",
-        "line 2: *a stands within what it names",
-    ),
-    "endless nesting": ("rungs: " + "[" * 5000, "line 2: is nested too deeply"),
     "a word for a device": (
         "rungs: [{name: b, set: {device: gpu}}]",
         "'gpu' is not one of cpu, cuda, mps, xpu, xla; NVIDIA's and AMD's are cuda",
@@ -112,10 +106,6 @@ BAD = {
     "a boolean": (
         "rungs: [{name: b, set: {compile: on}}]",
         "toggle 'compile': True is not one of eager, default",
-    ),
-    "a boolean's cause": (
-        "rungs: [{name: b, set: {compile: on}}]",
-        "YAML reads on, off, yes and no as true and false",
     ),
     "a numeric string": (
         "rungs: [{name: b, set: {micro_batch_size: '4'}}]",
@@ -131,7 +121,6 @@ BAD = {
         "workload: key 'tokens_per_step': 1000.0 should be a whole number; write 1000",
     ),
     "a wrong type": ("workload: {lr: [1]}\nrungs: [{name: b}]", "workload: key 'lr': [1] should be a number"),
-    "not a number": ("workload: {lr: .nan}\nrungs: [{name: b}]", "line 2: .nan is no finite number"),
     "an empty ladder": ("rungs: []", "rungs is empty"),
     "no rungs": ("workload: {}", "key 'rungs' is missing"),
     "rungs that are no list": ("rungs: {b: 1}", "key 'rungs': {'b': 1} should be a list"),
@@ -150,7 +139,6 @@ BAD = {
         "key 'name': 1.0 should be text; put it in quotes: '1.0'",
     ),
     "duplicate rung names": ("rungs: [{name: b}, {name: b}]", "rung 'b': name is used twice"),
-    "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "line 3: key 'rungs' is given twice"),
     "tokens that do not divide": (
         "workload: {tokens_per_step: 1000}\nrungs: [{name: b}]",
         "rung 'b': workload.tokens_per_step 1000 is not a multiple of 1024",
@@ -168,7 +156,6 @@ BAD = {
         "rung 'b': world_size 0 is less than 1",
     ),
     "too few blocks": ("protocol: {blocks: 2}\nrungs: [{name: b}]", "protocol: blocks 2 is less than 3"),
-    "broken YAML": ("rungs: [{name: b", "line "),
 }
 
 
@@ -243,11 +230,8 @@ def test_no_name_of_a_ladder_hides_its_results_file(name: str, write_ladder, tmp
 
 def test_what_a_rung_changes_is_read_from_its_toggles_not_from_the_file(write_ladder) -> None:
     path = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]")
-    assert [rung.changed for rung in load(path).rungs] == [
-        ["device=cpu"],
-        ["attention=sdpa"],
-        ["adamw=fused"],
-    ]
+    changed = [rung.changed for rung in load(path).rungs]
+    assert changed == [["device=cpu"], ["attention=sdpa"], ["adamw=fused"]]
     overridden = load(path, ["toggles.attention=math"]).rungs
     assert [rung.changed for rung in overridden] == [["device=cpu", "attention=math"], [], ["adamw=fused"]]
 
@@ -282,14 +266,11 @@ def test_a_chip_is_one_that_is_known_and_no_part_of_the_hash(write_ladder) -> No
     plain = load(path)
     path.write_text(path.read_text().replace("name: test\n", "name: test\nchip: h100-sxm\n"))
     written = load(path)
-    assert plain.chip is None
-    assert written.chip is not None
-    assert written.chip.name == "H100 SXM"
+    assert (plain.chip, written.chip and written.chip.name) == (None, "H100 SXM")
     assert written.hash == plain.hash
     path.write_text(path.read_text().replace("h100-sxm", "H1000 SXM"))
-    with pytest.raises(
-        LadderError, match=r"ladder\.yaml: chip: no chip is called 'H1000 SXM'; did you mean: H100 SXM"
-    ):
+    said = r"ladder\.yaml: chip: no chip is called 'H1000 SXM'; did you mean: H100 SXM"
+    with pytest.raises(LadderError, match=said):
         load(path)
 
 

@@ -108,14 +108,8 @@ def test_folders_of_results_may_hold_both_kinds_of_file(tmp_path: Path) -> None:
 
 def theirs(file: Path, **changes: Any) -> Path:
     """A file of two figures, with changes to the second."""
-    figure = {
-        "schema": 1,
-        "kind": "published",
-        "source": "x",
-        "series": "ladder",
-        "rung": "a",
-        "model": "gpt2",
-    }
+    figure: dict[str, Any] = {"schema": 1, "kind": "published", "source": "x", "series": "ladder"}
+    figure |= {"rung": "a", "model": "gpt2"}
     figure |= {"tps": 1000.0, "devices": 1, "flops_per_token": 1000, "peak_flops": {"bfloat16": 1e12}}
     lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in (figure, {**figure, **changes})]
     file.write_text("".join(lines), encoding="utf-8")

@@ -14,11 +14,8 @@ from bench.records.record import RecordError, ResultsFile, read, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    records = [
-        record(),
-        record("bfloat16", 1),
-        record("too large", 2, status="out_of_memory", error="no memory"),
-    ]
+    full = record("too large", 2, status="out_of_memory", error="no memory")
+    records = [record(), record("bfloat16", 1), full]
     for item in records:
         append(tmp_path / "r.jsonl", item)
     assert read(tmp_path / "r.jsonl") == (records, [])
@@ -43,9 +40,8 @@ def test_a_loss_that_is_not_finite_survives_the_file(tmp_path: Path) -> None:
     assert found.measurement is not None
     assert found.measurement.losses[0] == 10.0
     assert all(math.isnan(loss) for loss in found.measurement.losses[1:])
-    written = json.loads(
-        (tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name}")
-    )
+    text = (tmp_path / "r.jsonl").read_text()
+    written = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name}"))
     assert written["measurement"]["losses"] == [10.0, None, None]
 
 
@@ -165,9 +161,8 @@ def test_a_process_that_ended_well_without_a_speed_is_no_record(
 def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**json.loads(record().model_dump_json(by_alias=True)), "surprise": 1}) + "\n")
-    with pytest.raises(
-        RecordError, match=r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"
-    ):
+    said = r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"
+    with pytest.raises(RecordError, match=said):
         read(path)
 
 
@@ -259,11 +254,7 @@ def test_a_folder_in_place_of_a_file_is_told_by_name(tmp_path: Path) -> None:
         ("NVIDIA H100 80GB HBM3", 8, "h100-80gb-hbm3-x8"),
         ("NVIDIA GeForce RTX 3090", 1, "rtx-3090-x1"),
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", 2, "intel-xeon-x2"),
-        (
-            "Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz",
-            2,
-            "intel-xeon-6-143-8-x2",
-        ),
+        ("Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz", 2, "intel-xeon-6-143-8-x2"),
         ("aarch64 (implementer 0x41 part 0xd40)", 8, "aarch64-0x41-0xd40-x8"),
         ("Apple M3", 8, "apple-m3-x8"),
         ("AMD Ryzen 7 5800X 8-Core Processor", 8, "amd-ryzen-7-5800x-8-core-x8"),
@@ -409,16 +400,8 @@ def names(root: Path, prefix: str = "") -> list[str]:
 
 
 def test_results_are_found_at_any_depth_sorted_without_hidden_ones_and_metrics(tmp_path: Path) -> None:
-    tree(
-        tmp_path,
-        "b/c/d.jsonl",
-        "b/a.jsonl",
-        "z.jsonl",
-        "b/notes.txt",
-        ".git/x.jsonl",
-        "b/.x.jsonl",
-        "run/metrics.jsonl",
-    )
+    tree(tmp_path, "b/c/d.jsonl", "b/a.jsonl", "z.jsonl")
+    tree(tmp_path, "b/notes.txt", ".git/x.jsonl", "b/.x.jsonl", "run/metrics.jsonl")
     (tmp_path / "run" / "run.json").write_text("{}")
     assert names(tmp_path) == ["b/a.jsonl", "b/c/d.jsonl", "z.jsonl"]
     assert names(tmp_path, "d") == ["b/c/d.jsonl"]

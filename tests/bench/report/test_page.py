@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, records_of
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.published import read_published
@@ -26,20 +26,12 @@ HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=
 
 def board(machine: str = "NVIDIA H100 80GB HBM3", factor: float = 1.0) -> Scoreboard:
     environment = MACHINE.model_copy(update={"chip": machine})
-    return scoreboard(
-        [
-            record(
-                name,
-                n,
-                r,
-                toggles=toggles,
-                measurement=measurement(tps * factor * (1 + r / 100)),
-                environment=environment,
-            )
-            for n, (name, toggles, tps) in enumerate((("baseline", CUDA, 1000.0), (HOSTILE, BF16, 21000.0)))
-            for r in (1, 2, 3)
-        ]
-    )
+    records = []
+    for n, (name, toggles, tps) in enumerate((("baseline", CUDA, 1000.0), (HOSTILE, BF16, 21000.0))):
+        for r in (1, 2, 3):
+            found = measurement(tps * factor * (1 + r / 100))
+            records.append(record(name, n, r, toggles=toggles, measurement=found, environment=environment))
+    return scoreboard(records)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +81,9 @@ def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str)
 def test_no_control_character_reaches_the_page() -> None:
     foul = "\x1b[31ma\x07\x00"
     environment = MACHINE.model_copy(update={"chip": foul, "torch": foul})
-    names = [(f"{foul}{n}", replace(CUDA, micro_batch_size=n)) for n in (1, 2)]
-    rungs = [
-        record(name, n, ladder=foul, environment=environment, toggles=toggles)
-        for n, (name, toggles) in enumerate(names)
-    ]
-    text = page(assemble([scoreboard(rungs)] * 2))
+    rungs = [(f"{foul}{n}", replace(CUDA, micro_batch_size=n), 1e3) for n in (1, 2)]
+    run = scoreboard(records_of(*rungs, ladder=foul, environment=environment))
+    text = page(assemble([run] * 2))
     assert not re.search("[\x00-\x08\x0b-\x1f]", text)
 
 

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, records_of
 from shown import to_markdown
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
@@ -39,28 +39,17 @@ FUSED = replace(CUDA, adamw="fused")
 def board(**changes: object):
     rungs = [
         ("first", CUDA, 1000.0),
-        (
-            "$x$ <script>alert(1)</script> & a name that is much too long for an axis",
-            replace(CUDA, adamw="fused"),
-            1500.0,
-        ),
-        ("wide", replace(CUDA, adamw="fused", micro_batch_size=4), 1400.0),
-        ("two", replace(CUDA, adamw="fused", micro_batch_size=4, world_size=2), 2600.0),
+        ("$x$ <script>alert(1)</script> & a name that is much too long for an axis", FUSED, 1500.0),
+        ("wide", replace(FUSED, micro_batch_size=4), 1400.0),
+        ("two", replace(FUSED, micro_batch_size=4, world_size=2), 2600.0),
     ]
     records = [
         record(name, n, r, toggles=toggles, measurement=measurement(tps * (1 + r / 100)), **changes)  # type: ignore[arg-type]
         for n, (name, toggles, tps) in enumerate(rungs)
         for r in (1, 2, 3)
     ]
-    huge = replace(CUDA, adamw="fused", micro_batch_size=64)
+    huge = replace(FUSED, micro_batch_size=64)
     return scoreboard([*records, record("huge", 4, toggles=huge, status="out_of_memory", error="no room")])
-
-
-def marks(figure: Figure | None, label: str, panel: int = 0) -> list[tuple[float, float]]:
-    """The points of what a panel's legend calls `label`."""
-    assert figure is not None
-    (line,) = [line for line in figure.axes[panel].lines if line.get_label() == label]
-    return [(float(x), float(y)) for x, y in line.get_xydata()]  # type: ignore[union-attr]
 
 
 def words(figure: Figure | None) -> str:
@@ -102,13 +91,10 @@ def test_a_long_name_keeps_both_its_ends() -> None:
 
 
 def test_what_two_candidates_differ_in_is_on_the_axis_though_it_is_in_the_middle_of_long_names() -> None:
-    names = [
-        f"autocast=float32, matmul_precision={value}, micro_batch_size=1" for value in ("highest", "medium")
-    ]
-    records = [
-        record(name, n, kind="sweep", toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate(names)
-    ]
-    figure = panels(scoreboard(records))
+    values = ("highest", "medium")
+    names = [f"autocast=float32, matmul_precision={value}, micro_batch_size=1" for value in values]
+    rungs = [(name, replace(CUDA, threads=n + 1), 1e3) for n, name in enumerate(names)]
+    figure = panels(scoreboard(records_of(*rungs, kind="sweep")))
     assert figure is not None
     assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_yticklabels()] == names
 
@@ -139,30 +125,9 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
 
 
 def test_an_axis_writes_millions_out() -> None:
-    figure = panels(run("quick", 1_500_000.0, 3_000_000.0))
+    figure = panels(scoreboard(records_of(("a", CUDA, 1_500_000.0), ("b", FUSED, 3_000_000.0))))
     assert figure is not None
     assert figure.axes[0].xaxis.get_major_formatter().format_ticks([0.5, 3_500_000.0]) == ["0.5", "3,500,000"]
-
-
-# --- several runs -------------------------------------------------------------------------------------------
-
-
-def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
-    """On `chip`: a rung for each speed, each of another AdamW; `changes` are of the measurements."""
-    environment = MACHINE.model_copy(update={"chip": chip})
-    kinds = ("for_loop", "foreach", "fused")
-    return scoreboard(
-        [
-            record(
-                kinds[n],
-                n,
-                toggles=replace(CUDA, adamw=kinds[n]),
-                environment=environment,
-                measurement=measurement(tps, **changes),
-            )
-            for n, tps in enumerate(speeds)
-        ]
-    )
 
 
 # --- the whole climb, and what helps where ------------------------------------------------------------------
@@ -247,10 +212,8 @@ def test_a_panel_of_which_nothing_is_known_is_not_drawn() -> None:
     unknown = measurement(peak_flops_bf16=None, peak_memory_bytes=None)
     figure = panels(scoreboard([record(measurement=unknown)]))
     assert figure is not None
-    assert [axes.get_xlabel() for axes in figure.axes] == [
-        "tokens per second",
-        "speed-up over the first rung",
-    ]
+    shown = [axes.get_xlabel() for axes in figure.axes]
+    assert shown == ["tokens per second", "speed-up over the first rung"]
 
 
 def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_measured_ceiling() -> None:
@@ -271,12 +234,8 @@ def test_a_climb_s_title_says_how_far_it_came_where_and_what_gave_most() -> None
 
 def test_losses_that_coincide_are_lines_of_unlike_widths_and_other_steps_are_dashed() -> None:
     other = measurement(500.0, tokens_per_step=4096)
-    rungs = [
-        record(),
-        record("same", 1, toggles=FUSED),
-        record("larger", 2, toggles=FUSED, measurement=other),
-    ]
-    figure = losses_by_step(scoreboard(rungs))
+    larger = record("larger", 2, toggles=FUSED, measurement=other)
+    figure = losses_by_step(scoreboard([record(), record("same", 1, toggles=FUSED), larger]))
     assert figure is not None
     lines = figure.axes[0].lines
     assert [round(line.get_linewidth(), 2) for line in lines] == [3.97, 2.63, 1.3]
@@ -299,13 +258,8 @@ def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
 def other_maths() -> Scoreboard:
     """A first rung, a faster one, and one of other maths, faster still."""
     half = replace(CUDA, autocast="bfloat16")
-    rungs = (("first", CUDA, 1e3), ("half", half, 2e3), ("residual", replace(half, residual="bfloat16"), 9e3))
-    return scoreboard(
-        [
-            record(name, n, toggles=toggles, measurement=measurement(tps))
-            for n, (name, toggles, tps) in enumerate(rungs)
-        ]
-    )
+    residual = replace(half, residual="bfloat16")
+    return scoreboard(records_of(("first", CUDA, 1e3), ("half", half, 2e3), ("residual", residual, 9e3)))
 
 
 def test_the_climb_ends_with_the_last_rung_of_equal_maths_and_marks_the_others() -> None:
@@ -328,20 +282,16 @@ def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
 
 
 def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
-    records = [
-        record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)
-    ]
-    found = scoreboard(records)
+    sizes = [(f"b{n}", replace(CUDA, micro_batch_size=1 + n), 1e3) for n in range(3)]
+    found = scoreboard(records_of(*sizes, kind="sweep"))
     assert climb(found) is None
     assert panels(found) is not None
 
 
 def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_path: Path) -> None:
     name = "a $\\frac{1$ rung\x1b[31m\x00"
-    where: dict[str, Any] = {
-        "ladder": name,
-        "environment": MACHINE.model_copy(update={"chip": name, "torch": name}),
-    }
+    machine = MACHINE.model_copy(update={"chip": name, "torch": name})
+    where: dict[str, Any] = {"ladder": name, "environment": machine}
     board = scoreboard([record(name, **where), record(f"{name}2", 1, measurement=measurement(2e3), **where)])
     for file in draw([board], tmp_path):
         if file.suffix == ".svg":
@@ -371,15 +321,9 @@ NAMES = {
 @pytest.mark.filterwarnings("error")
 def test_rungs_and_ladders_of_any_name_are_drawn_without_a_warning(tmp_path: Path) -> None:
     names = list(NAMES.values())
+    rungs = [(name, replace(CUDA, micro_batch_size=1 + n), 1e3) for n, name in enumerate(names)]
     runs = [
-        scoreboard(
-            [
-                record(name, n, r, toggles=replace(CUDA, micro_batch_size=1 + n), ladder=" ".join(names[at:]))
-                for n, name in enumerate(names)
-                for r in (1, 2, 3)
-            ]
-        )
-        for at in (0, len(names) // 2)
+        scoreboard(records_of(*rungs, rounds=3, ladder=" ".join(names[at:]))) for at in (0, len(names) // 2)
     ]
     files = draw(runs, tmp_path)
     for file in files:
@@ -393,14 +337,8 @@ def test_rungs_and_ladders_of_any_name_are_drawn_without_a_warning(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_a_rung_of_any_name_stands_in_the_tables_and_on_the_page(kind: str) -> None:
-    records = [
-        record(name, n, r, toggles=toggles, measurement=measurement(tps), ladder=NAMES[kind])
-        for n, (name, toggles, tps) in enumerate(
-            [(NAMES[kind], CUDA, 1e3), (f"{NAMES[kind]} 2", replace(CUDA, micro_batch_size=2), 2e3)]
-        )
-        for r in (1, 2, 3)
-    ]
-    run = scoreboard(records)
+    rungs = (NAMES[kind], CUDA, 1e3), (f"{NAMES[kind]} 2", replace(CUDA, micro_batch_size=2), 2e3)
+    run = scoreboard(records_of(*rungs, rounds=3, ladder=NAMES[kind]))
     table = to_markdown(run)
     rows = table.split("\n\n")[1].splitlines()
     assert len(rows) == 4
@@ -412,13 +350,8 @@ def test_a_rung_of_any_name_stands_in_the_tables_and_on_the_page(kind: str) -> N
 
 
 def test_a_legend_has_a_rung_whose_name_begins_with_an_underscore(tmp_path: Path) -> None:
-    records = [
-        record(name, n, measurement=measurement(1e3 + 500 * n))
-        for n, name in enumerate(("_first", "_second"))
-    ]
-    (file,) = (
-        file for file in draw([scoreboard(records)], tmp_path) if file.name.endswith("-loss-by-step.svg")
-    )
+    board = scoreboard(records_of(("_first", CUDA, 1e3), ("_second", CUDA, 1.5e3)))
+    (file,) = (file for file in draw([board], tmp_path) if file.name.endswith("-loss-by-step.svg"))
     text = "".join(ElementTree.parse(file).getroot().itertext())
     assert "_first" in text
     assert "_second" in text
@@ -429,11 +362,8 @@ def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(
 ) -> None:
     fallbacks.cache_clear()
     usual = style.findfont(style.FontProperties(family=["DejaVu Sans"]))
-    have = {
-        usual: frozenset(map(ord, "abc")),
-        "/cjk.ttf": frozenset(map(ord, "基线")),
-        "/ar.ttf": frozenset(map(ord, "خط")),
-    }
+    letters = {usual: "abc", "/cjk.ttf": "基线", "/ar.ttf": "خط"}
+    have = {file: frozenset(map(ord, own)) for file, own in letters.items()}
     fonts = [
         SimpleNamespace(name=name, fname=file, style="normal")
         for name, file in (("Arab", "/ar.ttf"), ("Han", "/cjk.ttf"), ("Last Resort", "/all.ttf"))

@@ -329,8 +329,7 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
         return measured(made, block_seconds=[0.9 * mean, 1.1 * mean] * 5)
 
     records = climb(ladder, run)
-    tries = tries_of(records)
-    assert tries == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1)]
+    assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1)]
     assert measured_rungs(records) == (["a", "b"] if carried else ["a"])
     row = scoreboard(records).rows[1]
     assert row.left_out != carried
@@ -342,8 +341,7 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
 def test_the_best_is_not_tried_again_after_rungs_that_are_clearly_slower(write_ladder) -> None:
     ladder = load(write_ladder(FIVE, carry="if_faster"))
     records = of_speeds(ladder, {"a": 100.0, "b": 130.0, "c": 100.0, "d": 110.0, "e": 120.0})
-    tries = tries_of(records)
-    assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+    assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
 
 
 def test_no_figure_of_a_measured_rung_comes_from_trying_it(ladder: Ladder) -> None:
@@ -622,8 +620,7 @@ def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:
         speed = {"a": 95.0 if task.repetition == 2 else 100.0, "b": 98.0, "c": 97.0, "d": 96.0, "e": 97.0}
         records.append(judged(task, process(ladder, task, speed[task.rung.name])))
         source.ended(records[-1], 1.0)
-    tries = tries_of(records)
-    assert tries == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
+    assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
 
 
 def test_how_much_the_best_differs_from_itself_is_noise_for_later_rungs(write_ladder) -> None:

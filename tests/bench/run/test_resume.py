@@ -45,9 +45,8 @@ def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **change
 
 def unfinished(out: Path, ladder: Ladder, machine: Environment, **asked: Any) -> Path:
     def missing(records: Sequence[Record]) -> bool:
-        return lacks(
-            Rounds(ladder, ladder.chosen(asked.get("chosen", ())), asked.get("ablate", False)), records
-        )
+        chosen = ladder.chosen(asked.get("chosen", ()))
+        return lacks(Rounds(ladder, chosen, asked.get("ablate", False)), records)
 
     return find_unfinished(out, ladder, machine, lacks=missing, **asked)
 
@@ -67,9 +66,8 @@ def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_
 
 
 def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_path: Path) -> None:
-    with pytest.raises(
-        BenchError, match=r"no results of ladder 'test' to go on with \(test-\*.jsonl\); leave out --resume"
-    ):
+    said = r"no results of ladder 'test' to go on with \(test-\*.jsonl\); leave out --resume"
+    with pytest.raises(BenchError, match=said):
         unfinished(tmp_path, ladder, MACHINE)
 
 
@@ -180,14 +178,12 @@ def test_a_ladder_over_several_devices_is_held_to_what_a_process_on_the_same_dev
 ) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b, set: {device: cuda}}]"))
     path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8, versions={}))
-    assert (
-        unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path
-    )  # which no rung has used yet
+    unused = here(chip="NVIDIA H200", device_count=2)  # which no rung has used yet
+    assert unfinished(tmp_path, ladder, unused) == path
     with pytest.raises(BenchError, match="the CPU was Some CPU and is Another CPU"):
         unfinished(tmp_path, ladder, here(cpu="Another CPU"))
-    facts = {
-        name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")
-    }
+    first = read(path)[0][0]
+    facts = {name: getattr(first, name) for name in ("ladder", "ladder_hash", "protocol", "workload")}
     append(path, record("b", 1, toggles=ladder.rungs[1].toggles, **facts))
     assert unfinished(tmp_path, ladder, MACHINE) == path
     with pytest.raises(BenchError, match="the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"):

@@ -56,9 +56,7 @@ FLAT = ceiling(matmul("square", 1e12))
 
 
 def test_products_and_whole_attention_are_the_flops_that_mfu_counts() -> None:
-    products = sum(
-        layer.count * product_flops(1024, layer.k, layer.n) for layer in linear_layers(GPT2.config)
-    )
+    products = sum(each.count * product_flops(1024, each.k, each.n) for each in linear_layers(GPT2.config))
     attention = 3 * 12 * 2 * 2 * 1024 * 768 * 1024
     assert products + attention == GPT2.flops_per_token * 1024
 
@@ -136,14 +134,8 @@ def test_the_squares_count_where_products_are_split_or_gradients_were_not_measur
 
 
 def attention(**changes: Any) -> Attention:
-    facts = {
-        "number_format": "float32",
-        "B": 2,
-        "n_head": 12,
-        "seq_len": 1024,
-        "head_dim": 64,
-        "kernel": "flash",
-    }
+    facts: dict[str, Any] = {"number_format": "float32", "B": 2, "n_head": 12, "seq_len": 1024}
+    facts |= {"head_dim": 64, "kernel": "flash"}
     facts |= {"forward_seconds": 0.1, "training_seconds": 0.4, "flops": 10**11, "flops_per_second": 0.25e12}
     return Attention(**{**facts, **changes})
 
@@ -212,9 +204,8 @@ def test_only_rates_of_the_rungs_number_format_count() -> None:
 
 
 def test_a_format_that_was_not_measured_leaves_the_bound_absent_with_the_reason() -> None:
-    found = bound(
-        GPT2, Toggles(autocast="float16"), ceiling(matmul("square", 1e12), absent={"float16": "too slow"})
-    )
+    lacking = ceiling(matmul("square", 1e12), absent={"float16": "too slow"})
+    found = bound(GPT2, Toggles(autocast="float16"), lacking)
     assert found.total_ms is None
     assert found.absent == "no ceiling for float16: too slow"
     assert share(found, 100.0) is None
@@ -226,9 +217,8 @@ def test_the_optimiser_moves_memory_as_fast_as_copy_or_change_in_place() -> None
 
 
 def test_tokens_multiply_products_but_not_the_optimiser() -> None:
-    one, many = (
-        bound(GPT2, Toggles(micro_batch_size=b, grad_accum_steps=a), FLAT) for b, a in ((1, 1), (2, 3))
-    )
+    one = bound(GPT2, Toggles(), FLAT)
+    many = bound(GPT2, Toggles(micro_batch_size=2, grad_accum_steps=3), FLAT)
     assert one.products_ms is not None
     assert one.attention_ms is not None
     assert many.products_ms == pytest.approx(6 * one.products_ms)
@@ -266,9 +256,8 @@ def of_a_run(*ceilings: Ceiling, **changes: Any):
         record("ceiling", 0, n, kind="ceiling", measurement=None, ceiling=each, toggles=toggles)
         for n, each in enumerate(ceilings, start=1)
     ]
-    return scoreboard(
-        [record(toggles=replace(toggles, **changes), measurement=measurement(100.0)), *measured]
-    )
+    rung = record(toggles=replace(toggles, **changes), measurement=measurement(100.0))
+    return scoreboard([rung, *measured])
 
 
 def test_a_run_s_rung_is_held_to_the_most_that_its_processes_measured() -> None:
@@ -295,21 +284,6 @@ def test_a_rung_whose_format_was_not_measured_has_no_bound_but_the_reason() -> N
     assert least.absent == "no ceiling for bfloat16: not measured"
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, "float32"),
-        ({"matmul_precision": "high"}, "tf32"),
-        ({"matmul_precision": "medium"}, "bfloat16"),
-        ({"autocast": "float16", "matmul_precision": "high"}, "float16"),
-    ],
-)
-def test_the_product_format_is_autocasts_before_that_of_float32_products(
-    changes: dict, expected: str
-) -> None:
-    assert Toggles(**changes).product_format() == expected
-
-
 def test_a_share_is_the_bound_over_what_was_measured() -> None:
     assert share(Bound(number_format="f", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0), 40.0) == 0.25
 
@@ -325,9 +299,7 @@ def test_measured_milliseconds_are_those_of_the_same_toggles_and_workload_only()
 
 def test_a_share_above_all_that_can_be_is_said_to_be_of_another_hour() -> None:
     least = Bound(number_format="float32", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0)
-    said = []
-    for measured in (20.0, 5.0):
-        said.append(printed(bound_table("t", [("a", least, measured)], [])))
+    said = [printed(bound_table("t", [("a", least, measured)], [])) for measured in (20.0, 5.0)]
     assert ["A share above 100 %" in text for text in said] == [False, True]
 
 

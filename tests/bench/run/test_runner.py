@@ -63,16 +63,10 @@ def test_every_process_becomes_a_record_round_by_round(
     """Each is a worker that trains nothing."""
     rungs = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
     records = run_with(write_ladder, tmp_path, rungs, monkeypatch, GOOD, repeats=2)
-    assert [(r.repetition, r.kind, r.rung, r.status) for r in records] == [
-        (1, "cumulative", "a", "ok"),
-        (1, "cumulative", "b", "ok"),
-        (1, "control", "a", "ok"),
-        (1, "control", "b", "ok"),
-        (2, "cumulative", "a", "ok"),
-        (2, "cumulative", "b", "ok"),
-        (2, "control", "a", "ok"),
-        (2, "control", "b", "ok"),
-    ]
+    a_round = [("cumulative", "a"), ("cumulative", "b"), ("control", "a"), ("control", "b")]
+    found = [(r.repetition, r.kind, r.rung) for r in records]
+    assert found == [(n, *each) for n in (1, 2) for each in a_round]
+    assert {r.status for r in records} == {"ok"}
     assert records[1].toggles.all["attention"] == "sdpa"
     assert records[1].changed == ["attention=sdpa"]
     assert records[0].environment.machine in str(next((tmp_path / "results").iterdir()))
@@ -104,11 +98,8 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
     rungs = "[{name: two, set: {world_size: 2, autocast: float16}}]"
     record, alone = run_with(write_ladder, tmp_path, rungs)
     assert record.status == "ok", record.error
-    assert (alone.kind, alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == (
-        "parity",
-        1,
-        2,
-    )
+    assert alone.kind == "parity"
+    assert (alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == (1, 2)
     assert scoreboard([record, alone]).rows[0].status == "ok"  # with its losses
     measured = record.measurement
     assert measured is not None
@@ -140,11 +131,8 @@ def compiled(
 @pytest.mark.slow
 def test_compiling_is_cold_in_the_first_round_and_warm_after(compiled) -> None:
     cold, warm = compiled[1, "cumulative"], compiled[2, "cumulative"]
-    assert (cold.compile_cache, compiled[1, "control"].compile_cache, warm.compile_cache) == (
-        "cold",
-        "cold",
-        "warm",
-    )
+    found = [each.compile_cache for each in (cold, compiled[1, "control"], warm)]
+    assert found == ["cold", "cold", "warm"]
     assert cold.recompiles == warm.recompiles == 0
 
 
@@ -213,18 +201,13 @@ def test_out_of_memory_is_a_row_of_its_own_kind(
 ) -> None:
     """A real worker under a real limit: the address space is too small for the batch."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
-    path = write_ladder(
-        "[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128"
-    )
+    huge = "[{name: huge, set: {micro_batch_size: 40000}}]"
+    path = write_ladder(huge, workload="model: tiny, seq_len: 128")
+    program = f"{limit}sys.argv[0] = 'worker'; runpy.run_module('bench.worker', run_name='__main__')"
     genuine = processes.worker_command
 
     def command(*arguments) -> list[str]:
-        worker = genuine(*arguments)
-        return [
-            "-c",
-            f"{limit}sys.argv[0] = 'worker'; runpy.run_module('bench.worker', run_name='__main__')",
-            *worker[2:],
-        ]
+        return ["-c", program, *genuine(*arguments)[2:]]
 
     monkeypatch.setattr(processes, "worker_command", command)
     (record,) = run(load(path), Options(out=tmp_path / "results"), Silent()).records
@@ -260,9 +243,8 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt).start()
-    records = run_with(
-        write_ladder, tmp_path, "[{name: good}, {name: hangs}, {name: never}]", monkeypatch, script
-    )
+    rungs = "[{name: good}, {name: hangs}, {name: never}]"
+    records = run_with(write_ladder, tmp_path, rungs, monkeypatch, script)
     assert [r.status for r in records] == ["ok", "interrupted"]
     assert is_gone(int(pid_file.read_text()))
 
@@ -450,9 +432,8 @@ def test_a_process_that_cannot_be_started_is_not_blamed_on_the_results_file(
 
     monkeypatch.setattr(processes, "supervise", supervise)
     result = run(load(write_ladder("[{name: a}, {name: b}]")), Options(out=tmp_path), Silent())
-    rest = (
-        "the records before are kept, and --resume goes on from there" if kept else "there are no records yet"
-    )
+    goes_on = "the records before are kept, and --resume goes on from there"
+    rest = goes_on if kept else "there are no records yet"
     why = "its process could not be run: Resource temporarily unavailable"
     assert result.error == f"rung {'ab'[kept]!r}: {why}; {rest}"
     assert result.path.exists() is bool(kept)
@@ -565,12 +546,8 @@ def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_p
     ladder = load(write_ladder(rungs))
     records = run(ladder, Options(out=tmp_path, ablate=True), Silent()).records
     # b alone is b, b left out is c alone, c left out is b.
-    assert [(r.kind, r.rung, r.status) for r in records] == [
-        ("cumulative", "a", "ok"),
-        ("cumulative", "b", "ok"),
-        ("cumulative", "c", "ok"),
-        ("alone", "c", "ok"),
-    ]
+    rungs_of_ours = [("cumulative", name, "ok") for name in "abc"]
+    assert [(r.kind, r.rung, r.status) for r in records] == [*rungs_of_ours, ("alone", "c", "ok")]
     assert "--kind alone" in records[3].command
 
 
@@ -578,10 +555,8 @@ def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_p
 def test_the_ceiling_is_measured_in_a_process_of_its_own(write_ladder, tmp_path: Path) -> None:
     records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, ceiling_seconds=0.01)
     ceilings = [r for r in records if r.ceiling]
-    assert [(r.repetition, r.kind, r.rung, r.status) for r in ceilings] == [
-        (1, "ceiling", "ceiling", "ok"),
-        (2, "ceiling", "ceiling", "ok"),
-    ]
+    found = [(r.repetition, r.kind, r.rung, r.status) for r in ceilings]
+    assert found == [(1, "ceiling", "ceiling", "ok"), (2, "ceiling", "ceiling", "ok")]
     assert all(r.ceiling and r.ceiling.best.flops_per_second > 1e9 for r in ceilings)
 
 
@@ -605,23 +580,16 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def made_up(self, task: Task) -> Record:
         speed = 1000.0 * (1 + task.rung.index) * noise.gauss(1.0, 0.02)
-        toggles = task.rung.toggles
-        facts = {
-            "kind": task.kind,
-            "toggles": toggles,
-            "measurement": measurement(speed),
-            "data_sha256": None,
-        }
-        return record(task.rung.name, task.rung.index, task.repetition, **facts)
+        facts = {"kind": task.kind, "toggles": task.rung.toggles, "measurement": measurement(speed)}
+        return record(task.rung.name, task.rung.index, task.repetition, data_sha256=None, **facts)
 
     monkeypatch.setattr(processes.Executor, "run", made_up)
     numbers = iter(range(100))
 
     def rounds(width: float) -> int:
         ladder = load(write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]", until=width))
-        return max(
-            r.repetition for r in run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records
-        )
+        records = run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records
+        return max(record.repetition for record in records)
 
     return rounds
 
@@ -737,26 +705,16 @@ def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path:
 
 
 def look(**gpu) -> State:
-    return State(
-        load_average=None,
-        cpu_mhz=None,
-        swap_used_bytes=0,
-        memory_available_bytes=1,
-        gpus=[GpuState(index=0, **gpu)],
-    )
+    quiet = State(load_average=None, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=1)
+    return quiet.model_copy(update={"gpus": [GpuState(index=0, **gpu)]})
 
 
 def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afterwards() -> None:
-    at_work = [
-        look(sm_clock_mhz=mhz, throttle_reasons=reasons) for mhz, reasons in ((990, ["heat"]), (1010, []))
-    ]
+    at_work = [look(sm_clock_mhz=990, throttle_reasons=["heat"]), look(sm_clock_mhz=1010)]
     at_work.append(look(throttle_reasons=["power"]))  # a look that the driver did not answer in full
     judged = processes._under_load(at_work, look(sm_clock_mhz=200, other_processes=1)).gpus[0]
-    assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (
-        ["heat", "power"],
-        1000,
-        1,
-    )
+    assert judged.throttle_reasons == ["heat", "power"]
+    assert (judged.sm_clock_mhz, judged.other_processes) == (1000, 1)
 
 
 def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(

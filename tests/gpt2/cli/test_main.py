@@ -14,30 +14,16 @@ import pytest
 import standin_hub
 import streams
 import torch
-from longruns import command
+from longruns import command, notes, settings
 
 from gpt2.pretrain.checkpoint import folders
 from gpt2.pretrain.checkpoint import read as read_checkpoint
 from gpt2.pretrain.config import PROMPTS
 from gpt2.pretrain.metrics import read
 
-SMALL = [
-    "--set",
-    "toggles.threads=1",
-    "--set",
-    "workload.seq_len=64",
-    "--set",
-    "workload.tokens_per_step=512",
-]
-FEW = ["--set", "steps=4", "--set", "workload.lr_decay_steps=0", "--set", "evaluation.val_tokens=512"]
-OFTEN = [
-    "--set",
-    "evaluation.val_every=2",
-    "--set",
-    "evaluation.sample_every=4",
-    "--set",
-    "evaluation.sample_tokens=8",
-]
+SMALL = settings("toggles.threads=1", "workload.seq_len=64", "workload.tokens_per_step=512")
+FEW = settings("steps=4", "workload.lr_decay_steps=0", "evaluation.val_tokens=512")
+OFTEN = settings("evaluation.val_every=2", "evaluation.sample_every=4", "evaluation.sample_tokens=8")
 
 
 def done(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
@@ -76,11 +62,7 @@ def test_a_corpus_is_prepared_and_trained_on_with_validation_and_samples(trained
 
 
 def test_the_known_text_is_not_said_to_be_another(trained: Path) -> None:
-    assert not [
-        event
-        for event in read(trained)
-        if event.kind == "note" and "is not the known" in event.values["text"]
-    ]
+    assert not [note for note in notes(list(read(trained))) if "is not the known" in note]
 
 
 @pytest.mark.slow
@@ -94,10 +76,10 @@ def test_another_text_of_a_known_name_is_said_to_be_another(
     _, said = done("prepare", "tinyshakespeare", "--out", out)
     assert "what is given as tinyshakespeare is not the known tinyshakespeare" in said
     how = ["--stream"] if way == "--stream" else ["--data", out]
-    few = [*SMALL, *FEW, "--set", "evaluation.val_every=0", "--set", "evaluation.sample_every=0"]
+    few = [*SMALL, *FEW, *settings("evaluation.val_every=0", "evaluation.sample_every=0")]
     done("train", "mini-shakespeare", "--out", tmp_path / "run", *how, *few)
-    notes = [event.values["text"] for event in read(tmp_path / "run") if event.kind == "note"]
-    assert any("is not the known tinyshakespeare" in note for note in notes)
+    said_so = notes(list(read(tmp_path / "run")))
+    assert any("is not the known tinyshakespeare" in note for note in said_so)
 
 
 def test_the_wait_for_the_loader_is_under_a_hundredth_of_a_step(trained: Path) -> None:
@@ -132,35 +114,12 @@ def test_hellaswag_and_samples_on_the_way_are_those_of_the_checkpoint(
     shutil.copytree(Path(os.environ["GPT2_CACHE_DIR"]), tmp_path / "cache")
     monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(file, tmp_path / "cache" / "corpora")
-    often = [
-        "--set",
-        "evaluation.hellaswag_every=4",
-        "--set",
-        "evaluation.sample_every=4",
-        "--set",
-        "steps=4",
-    ]
-    shared = [
-        "--set",
-        f"toggles.world_size={ranks}",
-        "--set",
-        f"toggles.sharding={'fsdp2' if ranks > 1 else 'none'}",
-    ]
-    more = [
-        *SMALL,
-        *FEW,
-        *often,
-        *shared,
-        "--set",
-        "toggles.micro_batch_size=2",
-        "--set",
-        "evaluation.sample_tokens=8",
-    ]
-    done("train", "mini-shakespeare", *more, "--out", tmp_path / "run")
+    more = settings("evaluation.hellaswag_every=4", "evaluation.sample_every=4", "evaluation.sample_tokens=8")
+    more += settings(f"toggles.world_size={ranks}", f"toggles.sharding={'fsdp2' if ranks > 1 else 'none'}")
+    more += settings("toggles.micro_batch_size=2")
+    done("train", "mini-shakespeare", *SMALL, *FEW, *more, "--out", tmp_path / "run")
     (score,) = [e.values for e in read(tmp_path / "run") if (e.kind, e.step) == ("hellaswag", 4)]
-    told, *_ = done("eval", tmp_path / "run", "--hellaswag-file", file, "--style", "completion")[
-        0
-    ].splitlines()
+    told, _ = done("eval", tmp_path / "run", "--hellaswag-file", file, "--style", "completion")
     assert told.startswith(
         f"HellaSwag (completion) acc {score['acc']:.4f}, acc_norm {score['acc_norm']:.4f} "
     )
@@ -191,8 +150,8 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_on_generated_tokens_is_judged_on_others(seed: int, tmp_path: Path) -> None:
-    few = [*SMALL, *FEW, "--set", f"workload.seed={seed}", "--set", "workload.model=tiny"]
-    few += ["--set", "workload.data=synthetic", "--set", "evaluation.sample_every=0"]
+    few = [*SMALL, *FEW, *settings(f"workload.seed={seed}", "workload.model=tiny")]
+    few += settings("workload.data=synthetic", "evaluation.sample_every=0")
     done("train", "mini-shakespeare", "--out", tmp_path / "run", *few)
     _, said = done("eval", tmp_path / "run", "--val-corpus", "synthetic", "--val-tokens", "512")
     assert "the very tokens" not in said
@@ -262,6 +221,10 @@ def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(
     assert "--init-from" in err
 
 
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(event.step, event.values["loss"]) for event in read(folder) if event.kind in ("step", "val")]
+
+
 @pytest.mark.slow
 def test_a_run_streams_its_corpus_and_goes_on_where_it_was(
     trained: Path, shakespeare: Path, tmp_path: Path
@@ -271,15 +234,7 @@ def test_a_run_streams_its_corpus_and_goes_on_where_it_was(
     halved = [*stream, "--out", tmp_path / "parts"]
     done("train", "mini-shakespeare", *halved, "--set", "steps=2")
     done("train", "mini-shakespeare", *halved, "--resume")
-    losses = [
-        [
-            (event.step, event.values["loss"])
-            for event in read(tmp_path / name)
-            if event.kind in ("step", "val")
-        ]
-        for name in ("whole", "parts")
-    ]
-    assert losses[0] == losses[1]
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -300,28 +255,19 @@ def test_a_stream_from_the_hub_goes_on_though_somebody_pushed_to_its_repository(
     hub.commits.append("f" * 40)
     done("train", "mini-shakespeare", *stream, "--out", tmp_path / "parts", "--resume")
     hub.stop()
-    losses = [
-        [
-            (event.step, event.values["loss"])
-            for event in read(tmp_path / name)
-            if event.kind in ("step", "val")
-        ]
-        for name in ("whole", "parts")
-    ]
-    assert losses[0] == losses[1]
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_tensorboard_and_wandb_are_written_to_where_asked(trained: Path, tmp_path: Path) -> None:
+def test_tensorboard_and_wandb_are_written_to_where_asked(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    os.environ["WANDB_MODE"] = "offline"
-    try:
-        more = ["--tensorboard", "--wandb", "--set", "evaluation.val_every=2"]
-        done("train", "mini-shakespeare", "--out", tmp_path / "run", *SMALL, *FEW, *more)
-    finally:
-        del os.environ["WANDB_MODE"]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    more = ["--tensorboard", "--wandb", "--set", "evaluation.val_every=2"]
+    done("train", "mini-shakespeare", "--out", tmp_path / "run", *SMALL, *FEW, *more)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     mine = [event.values["loss"] for event in read(tmp_path / "run") if event.kind == "step"]

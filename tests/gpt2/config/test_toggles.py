@@ -22,13 +22,8 @@ from gpt2.training.stages import (
     wrap_model,
 )
 
-CASTS = {
-    "autocast": "bfloat16",
-    "adamw": "compiled",
-    "clip": "in_step",
-    "tied_gradient": "rows",
-    "weight_casts": "optimizer",
-}
+CASTS = {"autocast": "bfloat16", "adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
+CASTS |= {"weight_casts": "optimizer"}
 GRAPH = {"device": "cuda", "launch": "graph", "adamw": "fused"}
 
 
@@ -156,9 +151,8 @@ def test_a_device_that_is_not_here_is_refused() -> None:
 
 def test_a_cpu_does_the_baseline_and_the_whole_cpu_ladder() -> None:
     check(Toggles(), Cpu())
-    check(
-        Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2), Cpu()
-    )
+    top = Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2)
+    check(top, Cpu())
 
 
 def test_a_refusal_always_says_what_to_do_instead() -> None:
@@ -218,9 +212,8 @@ def test_torch_s_own_modes_are_still_those_that_ours_are_made_of() -> None:
     from torch._inductor import list_mode_options
 
     tuned = {"max_autotune", "coordinate_descent_tuning", "triton.cudagraphs"}
-    assert (
-        set(list_mode_options("max-autotune")) | set(list_mode_options("max-autotune-no-cudagraphs")) <= tuned
-    )
+    for mode in ("max-autotune", "max-autotune-no-cudagraphs"):
+        assert set(list_mode_options(mode)) <= tuned
 
 
 @pytest.mark.parametrize("name", ["vocab_multiple", "micro_batch_size", "compile"])
@@ -250,10 +243,9 @@ def test_accumulation_follows_from_the_tokens_per_step_of_the_workload() -> None
 
 @pytest.mark.parametrize("tokens_per_step", [100, 128 * 3, 128])
 def test_tokens_per_step_that_do_not_divide_are_refused(tokens_per_step: int) -> None:
+    workload = Workload(model="tiny", seq_len=128, tokens_per_step=tokens_per_step)
     with pytest.raises(ValueError, match="is not a multiple of 256"):
-        resolve(
-            Workload(model="tiny", seq_len=128, tokens_per_step=tokens_per_step), Toggles(micro_batch_size=2)
-        )
+        resolve(workload, Toggles(micro_batch_size=2))
 
 
 @pytest.mark.parametrize(("multiple", "rows"), [(1, 50257), (64, 50304), (128, 50304)])
@@ -268,13 +260,8 @@ def test_weight_decay_is_on_matrices_and_embeddings_only() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1
     assert free["weight_decay"] == 0.0
-    assert {names[id(p)].rsplit(".", 2)[-2] for p in decayed["params"]} == {
-        "wte",
-        "wpe",
-        "c_attn",
-        "c_proj",
-        "c_fc",
-    }
+    layers = {names[id(p)].rsplit(".", 2)[-2] for p in decayed["params"]}
+    assert layers == {"wte", "wpe", "c_attn", "c_proj", "c_fc"}
     assert all(names[id(p)].endswith("bias") or "ln_" in names[id(p)] for p in free["params"])
     assert len(decayed["params"]) + len(free["params"]) == len(names)
 
@@ -321,9 +308,8 @@ def test_a_loss_that_this_torch_does_not_have_is_refused_with_the_version_that_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
-    with pytest.raises(
-        UnsupportedToggle, match=r"has no linear_cross_entropy; take 2\.13, or choose closed_form"
-    ):
+    said = r"has no linear_cross_entropy; take 2\.13, or choose closed_form"
+    with pytest.raises(UnsupportedToggle, match=said):
         find(Toggles(cross_entropy="linear"))
 
 
@@ -336,18 +322,19 @@ def test_an_allocator_that_is_not_here_is_refused_with_what_installs_it(
         find(Toggles(allocator=name))  # type: ignore[arg-type]
 
 
-def test_expandable_segments_are_added_to_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
-    found = environment(Toggles(device="cuda", allocator="expandable"))
-    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
-
-
-def test_expandable_segments_are_added_to_what_the_user_set_for_any_device(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("variable", "set_so_far"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128"),
+        # torch reads this one only where there is none for CUDA.
+        ("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False"),
+    ],
+)
+def test_expandable_segments_are_added_to_what_the_user_set(
+    variable: str, set_so_far: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch reads that variable only where there is none for CUDA."""
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False")
+    monkeypatch.setenv(variable, set_so_far)
     found = environment(Toggles(device="cuda", allocator="expandable"))
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
 
@@ -372,12 +359,8 @@ def output_under(toggles: Toggles, program: str) -> str:
         check(toggles, Cpu())
     except UnsupportedToggle as missing:
         pytest.skip(str(missing))
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment(toggles)},
-        capture_output=True,
-        text=True,
-    )
+    environ = {**os.environ, **environment(toggles)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -67,12 +67,9 @@ def test_ranks_are_refused_where_they_cannot_meet() -> None:
     alone = ["unshare", "--net"]  # a network of its own, whose loopback is down
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"], check=False).returncode:
         pytest.skip("a network of its own needs Linux and root")
-    script = (
-        "from gpt2.device import find; from gpt2.config.toggles import Toggles; find(Toggles(world_size=2))"
-    )
-    done = subprocess.run(
-        [*alone, sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False
-    )
+    imports = "from gpt2.device import find; from gpt2.config.toggles import Toggles"
+    command = [*alone, sys.executable, "-c", f"{imports}; find(Toggles(world_size=2))"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
     assert "world_size: 2: has processes that meet at 127.0.0.1, which does not answer" in done.stderr
 
 
@@ -274,10 +271,7 @@ def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
 
 @pytest.mark.parametrize(
     ("chips", "error", "says"),
-    [
-        (4, DeviceError, r"in use\); end what else holds it"),
-        (0, UnsupportedToggle, r"in use\); pip install"),
-    ],
+    [(4, DeviceError, r"in use\); end what else holds it"), (0, UnsupportedToggle, r"in use\); pip install")],
 )
 def test_a_tpu_that_something_else_holds_is_an_error_and_one_that_is_not_here_unsupported(
     chips: int, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch

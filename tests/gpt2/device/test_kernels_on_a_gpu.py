@@ -16,10 +16,7 @@ from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile
 from gpt2.proofs.prove import prove
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.usefixtures("gpu", "process_settings"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("gpu", "process_settings")]
 
 WORKLOAD = Workload(model="gpt2")
 COMPILED = {"compile": "default", "compile_region": "block"}

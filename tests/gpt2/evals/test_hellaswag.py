@@ -99,14 +99,8 @@ def examples() -> list[Example]:
         found.append(("Something to do", ctx_a, ctx_b, [f"{deed}." for deed in draw.sample(DEEDS, 4)]))
     for person in PEOPLE:  # who does what is long in bytes and short in characters
         few = f"{draw.choice(['demonstrates', 'describes'])} international responsibilities professionally"
-        found.append(
-            (
-                "Letters",
-                f"{person} waits.",
-                "",
-                ["\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 32, few, *draw.sample(DEEDS, 2)],
-            )
-        )
+        endings = ["\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 32, few, *draw.sample(DEEDS, 2)]
+        found.append(("Letters", f"{person} waits.", "", endings))
     return [
         Example(
             activity_label=label,
@@ -393,19 +387,14 @@ def test_published_scores_are_those_of_the_reference() -> None:
     stated = set()
     for source in yaml.safe_load(path.read_text())["sources"]:
         for row in [*source.get("openai_weights", ()), *source.get("full_runs", ())]:
-            name = (
-                source["source"],
-                row["model"],
-                row.get("dataset", "webtext"),
-                row.get("style", "completion"),
-            )
+            how = row.get("dataset", "webtext"), row.get("style", "completion")
+            name = (source["source"], row["model"], *how)
             if "hellaswag_acc" in row:
                 stated.add((*name, row["hellaswag_acc"], row["hellaswag_acc_norm"]))
             elif "hellaswag" in row:
                 stated.add((*name, None, row["hellaswag"]))
-    ours = {
-        (p.source, p.model, p.corpus, p.style, p.acc, p.acc_norm) for p in PUBLISHED if "plots" not in p.note
-    }
+    told = [p for p in PUBLISHED if "plots" not in p.note]
+    ours = {(p.source, p.model, p.corpus, p.style, p.acc, p.acc_norm) for p in told}
     assert len(stated) == 8
     assert ours == stated
 
@@ -468,10 +457,8 @@ def test_without_a_network_the_error_names_the_ways(monkeypatch: pytest.MonkeyPa
         raise urllib.error.URLError("Network is unreachable")
 
     monkeypatch.setattr("urllib.request.urlopen", urlopen)
-    with pytest.raises(
-        DataError,
-        match=r"\(Network is unreachable\); put hellaswag_val.jsonl into \$GPT2_DATA_DIR.*, or give its",
-    ):
+    said = r"\(Network is unreachable\); put hellaswag_val.jsonl into \$GPT2_DATA_DIR.*, or give its"
+    with pytest.raises(DataError, match=said):
         load()
 
 

@@ -227,19 +227,10 @@ def as_linear_layers(model: transformers.GPT2LMHeadModel, folder: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize(
-    "save",
-    [
-        as_saved,
-        in_parts,
-        without_a_head,
-        by_torch,
-        by_an_old_torch,
-        by_torch_in_parts,
-        with_masks,
-        as_linear_layers,
-    ],
-)
+FORMS = [as_saved, in_parts, without_a_head, by_torch, by_an_old_torch, by_torch_in_parts, with_masks]
+
+
+@pytest.mark.parametrize("save", [*FORMS, as_linear_layers])
 def test_a_model_of_transformers_is_read_in_all_its_forms(save, tmp_path: Path) -> None:
     model = theirs()
     save(model, tmp_path)
@@ -248,9 +239,8 @@ def test_a_model_of_transformers_is_read_in_all_its_forms(save, tmp_path: Path) 
     assert_equal_logits(ours(config, weights), model)
 
 
-def test_a_file_of_safetensors_is_none_of_torch_whatever_the_length_of_its_header(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    file = tmp_path / "made" / "model.safetensors"
+def test_a_file_of_safetensors_is_none_of_torch_whatever_the_length_of_its_header(exported: Path) -> None:
+    file = exported / "model.safetensors"
     content = file.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + size].ljust(size // 256 * 256 + 256 + 128)
@@ -281,13 +271,19 @@ def test_a_model_in_half_precision_is_read_as_the_numbers_that_it_has(tmp_path: 
         ({"n_positions": 64}, "wpe.weight is (48, 32), not (64, 32)"),
     ],
 )
-def test_a_configuration_of_another_model_is_refused(change: dict, complaint: str, tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    described = tmp_path / "made" / "config.json"
+def test_a_configuration_of_another_model_is_refused(change: dict, complaint: str, exported: Path) -> None:
+    described = exported / "config.json"
     described.write_text(json.dumps({**json.loads(described.read_text()), **change}))
     with pytest.raises(ConvertError) as caught:
-        read(tmp_path / "made")
+        read(exported)
     assert complaint in str(caught.value)
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """A folder of transformers with config.json and model.safetensors."""
+    write_huggingface(tmp_path / "made", SMALL, drawn())
+    return tmp_path / "made"
 
 
 def changed(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> Path:
@@ -301,62 +297,59 @@ def changed(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> Pa
 
 
 def test_a_tied_head_is_left_out_and_an_own_one_refused(tmp_path: Path) -> None:
-    tied = changed(
-        tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"]})
-    )
-    assert_same(read(tied), drawn())
-    untied = changed(
-        tmp_path / "b",
-        lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"] + 1}),
-    )
-    refused(untied, "its lm_head is not its embedding")
+    def with_head(place: Path, more: int) -> Path:
+        return changed(
+            place, lambda all_: all_.update({"lm_head.weight": all_["transformer.wte.weight"] + more})
+        )
+
+    assert_same(read(with_head(tmp_path / "a", 0)), drawn())
+    refused(with_head(tmp_path / "b", 1), "its lm_head is not its embedding")
 
 
-def test_missing_foreign_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
-    name = "transformer.h.1.ln_2.bias"
-    refused(changed(tmp_path / "a", lambda tensors: tensors.pop(name)), "lacks h.1.ln_2.bias")
-    refused(
-        changed(tmp_path / "b", lambda tensors: tensors.update({"score.weight": torch.ones(2)})),
-        "holds score.weight",
-    )
-    refused(
-        changed(tmp_path / "c", lambda tensors: tensors.update({name: torch.ones(31)})),
-        "ln_2.bias is (31,), not (32,)",
-    )
-    refused(
-        changed(tmp_path / "d", lambda tensors: tensors.update({name: torch.ones(32, dtype=torch.int8)})),
-        "no tensor of floating-point numbers",
-    )
+BIAS = "transformer.h.1.ln_2.bias"
 
 
-def test_without_a_configuration_a_file_of_tensors_is_refused(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    (tmp_path / "made" / "config.json").unlink()
+@pytest.mark.parametrize(
+    ("name", "tensor", "complaint"),
+    [
+        (BIAS, None, "lacks h.1.ln_2.bias"),
+        ("score.weight", torch.ones(2), "holds score.weight"),
+        (BIAS, torch.ones(31), "ln_2.bias is (31,), not (32,)"),
+        (BIAS, torch.ones(32, dtype=torch.int8), "no tensor of floating-point numbers"),
+    ],
+    ids=["missing", "foreign", "misshapen", "integers"],
+)
+def test_missing_foreign_and_misshapen_tensors_are_named(
+    name: str, tensor: Tensor | None, complaint: str, tmp_path: Path
+) -> None:
+    file = changed(tmp_path, lambda all_: all_.pop(name) if tensor is None else all_.update({name: tensor}))
+    refused(file, complaint)
+
+
+def test_without_a_configuration_a_file_of_tensors_is_refused(exported: Path) -> None:
+    (exported / "config.json").unlink()
     with pytest.raises(ConvertError, match=r"config\.json is missing.*heads"):
-        read(tmp_path / "made")
+        read(exported)
 
 
 @pytest.mark.parametrize("name", ["elsewhere/part.safetensors", "../part.safetensors", "missing.safetensors"])
-def test_an_index_has_files_beside_it_only_read(name: str, tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    (tmp_path / "made" / "model.safetensors").rename(tmp_path / "part.safetensors")
-    index = tmp_path / "made" / "model.safetensors.index.json"
+def test_an_index_has_files_beside_it_only_read(name: str, exported: Path, tmp_path: Path) -> None:
+    (exported / "model.safetensors").rename(tmp_path / "part.safetensors")
+    index = exported / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": name}}))
     refused(index, name, "no file beside it")
 
 
 @pytest.fixture
-def indexed(tmp_path: Path) -> Path:
+def indexed(exported: Path) -> Path:
     """A folder of transformers in two files and an index: ln_f in the first, all else in the second."""
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    tensors = load_file(tmp_path / "made" / "model.safetensors")
-    (tmp_path / "made" / "model.safetensors").unlink()
+    tensors = load_file(exported / "model.safetensors")
+    (exported / "model.safetensors").unlink()
     names = {name: f"{2 - ('ln_f' in name)}.safetensors" for name in tensors}
     for file in ("1.safetensors", "2.safetensors"):
-        save_file({name: tensors[name] for name in names if names[name] == file}, tmp_path / "made" / file)
-    index = tmp_path / "made" / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": names}))
-    return tmp_path / "made"
+        save_file({name: tensors[name] for name in names if names[name] == file}, exported / file)
+    (exported / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    return exported
 
 
 def test_a_tensor_is_taken_from_the_file_that_the_index_names(indexed: Path) -> None:
@@ -513,9 +506,11 @@ def test_a_folder_with_another_vocabulary_than_gpt2s_is_told(
 # --- nanoGPT
 
 
+ARGUMENTS = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 48, "vocab_size": 301, "bias": True}
+
+
 def nanogpt(path: Path, model: dict[str, Tensor], **arguments: object) -> Path:
     """A checkpoint as nanoGPT's train.py writes it: with its optimiser's state, and its settings."""
-    sizes = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 48, "vocab_size": 301}
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([parameter])
     parameter.sum().backward()
@@ -523,7 +518,7 @@ def nanogpt(path: Path, model: dict[str, Tensor], **arguments: object) -> Path:
     saved = {
         "model": model,
         "optimizer": optimizer.state_dict(),
-        "model_args": {**sizes, "bias": True, "dropout": 0.0, **arguments},
+        "model_args": {**ARGUMENTS, "dropout": 0.0, **arguments},
         "iter_num": 2000,
         "best_val_loss": torch.tensor(3.1),
         "config": {"out_dir": "out", "learning_rate": 6e-4, "compile": True},
@@ -587,17 +582,9 @@ def test_nanogpt_finds_in_the_checkpoint_what_it_looks_for(tmp_path: Path) -> No
 # --- what a training wraps its model in
 
 
-WRAPPED = [
-    *("", "_orig_mod."),
-    *(
-        "module.",
-        "module._orig_mod.",
-        "_orig_mod.module.",
-        "module.module._orig_mod.module.",
-        "_fsdp_wrapped_module.",
-    ),
-    *("model.", "model._orig_mod.", "net.gpt.", "_forward_module.module."),
-]
+WRAPPED = ["", "_orig_mod.", "module.", "module._orig_mod.", "_orig_mod.module."]
+WRAPPED += ["module.module._orig_mod.module.", "_fsdp_wrapped_module."]
+WRAPPED += ["model.", "model._orig_mod.", "net.gpt.", "_forward_module.module."]
 
 
 @pytest.mark.parametrize("prefix", WRAPPED)
@@ -624,9 +611,6 @@ def test_transformers_names_have_their_prefixes_taken_off_too(tmp_path: Path) ->
 def test_of_two_models_in_a_file_none_is_chosen(tmp_path: Path) -> None:
     both = named_by_nanogpt(drawn()) | named_by_nanogpt(drawn(seed=1), "ema.")
     refused(nanogpt(tmp_path / "ckpt.pt", both), "holds wte.weight twice", "ema.transformer.wte.weight")
-
-
-ARGUMENTS = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 48, "vocab_size": 301, "bias": True}
 
 
 @dataclass
@@ -699,14 +683,14 @@ class Mood(Enum):
     GOOD = 1
 
 
-class Copy:
-    """Pickled, it is a call that copies a file where it is loaded."""
+class Call:
+    """Pickled, it is a call where it is loaded."""
 
-    def __init__(self, source: Path, target: Path) -> None:
-        self.paths = str(source), str(target)
+    def __init__(self, function: Callable[..., object], *paths: Path) -> None:
+        self.call = function, tuple(map(str, paths))
 
-    def __reduce__(self) -> tuple[object, tuple[str, str]]:
-        return shutil.copyfile, self.paths
+    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
+        return self.call
 
 
 BESIDE = {
@@ -748,7 +732,7 @@ def test_numbers_of_numpy_1_and_2_are_read(module: bytes, tmp_path: Path) -> Non
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_call_beside_the_weights_is_passed_over(zipped: bool, tmp_path: Path) -> None:
     (tmp_path / "there").write_text("")
-    trap = Copy(tmp_path / "there", tmp_path / "sprung")
+    trap = Call(shutil.copyfile, tmp_path / "there", tmp_path / "sprung")
     saved = {"trap": trap, "model": named_by_nanogpt(drawn()), "model_args": ARGUMENTS}
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert_same(read(tmp_path / "ckpt.pt"), drawn())
@@ -793,9 +777,8 @@ def test_a_file_without_weights_of_gpt2_says_what_it_holds(
     refused(tmp_path / "ckpt.pt", "holds no weights of GPT-2", complaint)
 
 
-def test_a_file_of_safetensors_of_another_model_says_what_it_holds(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    file = tmp_path / "made" / "model.safetensors"
+def test_a_file_of_safetensors_of_another_model_says_what_it_holds(exported: Path) -> None:
+    file = exported / "model.safetensors"
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, file)
     refused(file, "holds no weights of GPT-2, but model.layers.0.self_attn.q_proj.weight")
 
@@ -841,42 +824,30 @@ def test_numbers_of_any_precision_are_read_from_nanogpt(dtype: torch.dtype, tmp_
     assert_same(found, {name: tensor.to(dtype).float() for name, tensor in drawn().items()})
 
 
-def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    write_huggingface(tmp_path / "made", SMALL, drawn())
-    described = tmp_path / "made" / "config.json"
+def test_a_configuration_with_a_byte_order_mark_is_read(exported: Path) -> None:
+    described = exported / "config.json"
     described.write_text(described.read_text(), encoding="utf-8-sig")
-    assert_same(read(tmp_path / "made"), drawn())
+    assert_same(read(exported), drawn())
 
 
 # --- llm.c
 
 
-LLMC_ORDER = (
-    *(
-        "ln_1.weight",
-        "ln_1.bias",
-        "attn.c_attn.weight",
-        "attn.c_attn.bias",
-        "attn.c_proj.weight",
-        "attn.c_proj.bias",
-    ),
-    *("ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"),
-)
+LAYERS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+LLMC_ORDER = [f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias")]
 """Of write_tensors() in llm.c's train_gpt2.py; each for all layers."""
 
 
 def by_llmc(weights: dict[str, Tensor]) -> bytes:
     """What its write_model() writes, spelled out."""
-    parts = [struct.pack("<8i", 20240326, 3, 48, 301, 3, 2, 32, 384), bytes(4 * 248)]
-    parts += [
-        weights["wte.weight"].numpy().tobytes(),
-        bytes(4 * 83 * 32),
-        weights["wpe.weight"].numpy().tobytes(),
-    ]
-    parts += [weights[f"h.{layer}.{kind}"].numpy().tobytes() for kind in LLMC_ORDER for layer in range(3)]
-    return b"".join(
-        [*parts, weights["ln_f.weight"].numpy().tobytes(), weights["ln_f.bias"].numpy().tobytes()]
-    )
+
+    def numbers(*names: str) -> bytes:
+        return b"".join(weights[name].numpy().tobytes() for name in names)
+
+    header = struct.pack("<8i", 20240326, 3, 48, 301, 3, 2, 32, 384) + bytes(4 * 248)
+    layers = [f"h.{layer}.{kind}" for kind in LLMC_ORDER for layer in range(3)]
+    embedding = numbers("wte.weight") + bytes(4 * 83 * 32)
+    return header + embedding + numbers("wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
 
 
 def test_a_file_for_llmc_is_byte_for_byte_what_its_own_exporter_writes(tmp_path: Path) -> None:
@@ -963,20 +934,10 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "empty", "holds no model.safetensors or pytorch_model.bin")
 
 
-class Touch:
-    """Pickled, it is a call that makes a file where it is loaded."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.path),)
-
-
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("place", ["beside", "model"])
 def test_code_in_a_file_is_not_run(place: str, zipped: bool, tmp_path: Path) -> None:
-    trap = Touch(tmp_path / "sprung")
+    trap = Call(os.mkdir, tmp_path / "sprung")
     content = {"model": trap, "model_args": {}} if place == "model" else {**drawn(), "more": trap}
     torch.save(content, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     refused(tmp_path / "ckpt.pt", "mkdir, which is code")

@@ -105,9 +105,8 @@ def assert_exact(found: tuple[Tensor, Tensor], name: str, dtype: torch.dtype) ->
     assert gradient.dtype == dtype
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-6, atol=2e-6)
     # Triton's interpreter rounds to bfloat16 towards zero. float16 has no smaller numbers than 6e-8.
-    rtol, atol = {torch.float32: (2e-5, 1e-30), torch.bfloat16: (2**-7, 1e-30), torch.float16: (2e-3, 1e-7)}[
-        dtype
-    ]
+    tolerances = {torch.float32: (2e-5, 1e-30), torch.bfloat16: (2**-7, 1e-30), torch.float16: (2e-3, 1e-7)}
+    rtol, atol = tolerances[dtype]
     chosen = torch.arange(len(targets)), targets
     # p - 1 cancels.
     torch.testing.assert_close(gradient.double()[chosen], wide.grad[chosen], rtol=rtol, atol=1e-7)
@@ -174,10 +173,8 @@ def test_the_operator_declares_what_it_mutates() -> None:
 def layer(rows: int = 60, width: int = 24) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs of an lm_head with 509 classes and 3 pads, its weights, its bias, and targets."""
     generator = torch.Generator().manual_seed(0)
-    x, head = (
-        torch.randn(rows, width, generator=generator),
-        0.3 * torch.randn(512, width, generator=generator),
-    )
+    x = torch.randn(rows, width, generator=generator)
+    head = 0.3 * torch.randn(512, width, generator=generator)
     bias = torch.zeros(512)
     bias[509:] = -torch.inf
     return x, head, bias, torch.randint(509, (rows,), generator=generator)
@@ -247,12 +244,9 @@ def test_compiled_code_has_one_tensor_of_the_logits_size_for_logits_and_gradient
     _, codes = run_fw_bw_and_get_code(lambda: compiled(x, head))
     code = "\n".join(codes)
     assert "gpt2.cross_entropy_.default(" in code
-    made = [
-        line
-        for line in code.splitlines()
-        if "= empty_strided" in line and ("(60, 512)" in line or "(60, 509)" in line)
-    ]
-    assert len(made) == 1, made
+    made = [line for line in code.splitlines() if "= empty_strided" in line]
+    of_logits = [line for line in made if "(60, 512)" in line or "(60, 509)" in line]
+    assert len(of_logits) == 1, of_logits
 
 
 def test_compiled_gradients_are_the_eager_ones() -> None:
@@ -266,12 +260,12 @@ def test_compiled_gradients_are_the_eager_ones() -> None:
                 loss = function(*leaves, bias, targets)
             (loss / 2).backward()
             found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
-        torch.testing.assert_close(
-            found[1], found[0], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
-        )
+        rtol = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(found[1], found[0], rtol=rtol, atol=1e-6)
 
 
 TRITON = replace(FOUR, cross_entropy="triton")
+REGIONS = {"compile": "default", "compile_region": "block"}
 CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "tied_gradient": "rows"}
 
 
@@ -287,15 +281,7 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
         {"autocast": "float16", "tied_gradient": "rows", "grad_accum_steps": 2},
         {"autocast": "bfloat16", "vocab_multiple": 64, "residual": "bfloat16", **CASTS},
         {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"},
-        pytest.param(
-            {
-                "autocast": "bfloat16",
-                "compile": "default",
-                "compile_region": "block",
-                "tied_gradient": "rows",
-            },
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({**REGIONS, "autocast": "bfloat16", "tied_gradient": "rows"}, marks=pytest.mark.slow),
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )

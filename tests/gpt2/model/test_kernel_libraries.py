@@ -285,9 +285,8 @@ def test_its_memory_is_estimated_without_its_package(loss: Any, monkeypatch: pyt
     for name in ("liger_kernel.ops", "quack.cross_entropy", "cut_cross_entropy"):
         monkeypatch.setitem(sys.modules, name, None)
     toggles = Toggles(device="cuda", autocast="bfloat16", micro_batch_size=2)
-    mine, triton = (
-        estimate(WORKLOAD, replace(toggles, cross_entropy=each)).activations for each in (loss, "triton")
-    )
+    both = (replace(toggles, cross_entropy=each) for each in (loss, "triton"))
+    mine, triton = (estimate(WORKLOAD, each).activations for each in both)
     logits = 2 * WORKLOAD.seq_len * 509 * 2
     assert triton - mine == (logits if loss == "cut" else 0)
 
@@ -336,9 +335,8 @@ def test_its_proof_sees_it_in_a_step(change: Any) -> None:
     if toggle == "attention":
         assert found[toggle].evidence == "2 calls of it forward, 2 backward"
         assert attention_kernel(ops) == "flash4"
-    training.toggles = replace(
-        training.toggles, **{toggle: {"layer_norm": "torch", "attention": "sdpa"}[toggle]}
-    )
+    torchs = {"layer_norm": "torch", "attention": "sdpa"}[toggle]
+    training.toggles = replace(training.toggles, **{toggle: torchs})
     assert not prove(training, ops)[toggle].took_effect
 
 

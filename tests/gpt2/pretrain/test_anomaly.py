@@ -93,8 +93,3 @@ def test_a_guard_that_remembers_says_what_one_that_never_stopped_says() -> None:
     again = Guard(Policy(spike="skip"), told, watched.state_dict())
     assert not again.accepts(500, 4.0, 1.0)
     assert again.accepts(501, 3.0, 1.0)
-
-
-def test_a_negative_deviation_is_refused() -> None:
-    with pytest.raises(ValueError, match="spike_deviations -1"):
-        Policy(spike_deviations=-1)

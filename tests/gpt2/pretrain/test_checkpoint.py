@@ -4,8 +4,10 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +50,14 @@ def trained(toggles: Toggles, steps: int = 3) -> Training:
     return training
 
 
+def keep_steps(folder: Path, *steps: int, facts: Sequence[dict[str, Any]] = ()) -> None:
+    """Checkpoints of one training that say that they are of these steps, and what else there is to say."""
+    training = trained(FUSED, steps=1)
+    for step, more in zip(steps, facts or [{}] * len(steps), strict=True):
+        saved = replace(saved_of(training), step=step, **more)
+        checkpoint_tensors.save(step_folder(folder, step), training, saved)
+
+
 def logical(training: Training) -> dict[str, torch.Tensor]:
     """Weights and averages without padding, by the names of the plain model."""
     found = {}
@@ -67,14 +77,7 @@ COMPILED = replace(FUSED, compile="default")
 @pytest.mark.parametrize(
     ("before", "after"),
     [(FUSED, PADDED), (PADDED, FUSED), (FUSED, COMPILED), (COMPILED, PADDED), (FUSED, FAST), (FAST, FUSED)],
-    ids=[
-        "to padded",
-        "from padded",
-        "to compiled",
-        "from compiled",
-        "to the top of cpu",
-        "from the top of cpu",
-    ],
+    ids=["to padded", "from padded", "to compiled", "from compiled", "to the top", "from the top"],
 )
 def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(
     before: Toggles, after: Toggles, tmp_path: Path
@@ -171,12 +174,6 @@ def test_a_truncated_file_is_refused_with_its_sizes(kept: Path) -> None:
         read(kept)
 
 
-def test_a_missing_file_is_refused(kept: Path) -> None:
-    next(kept.glob("*.safetensors")).unlink()
-    with pytest.raises(CheckpointError, match="is missing"):
-        read(kept)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -206,13 +203,17 @@ def test_a_folder_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -
         read(tmp_path)
 
 
-def test_tensors_that_are_none_are_refused_in_one_line(kept: Path) -> None:
+@pytest.fixture
+def damaged(kept: Path) -> Path:
+    """A checkpoint whose file has its size and no content."""
     (file,) = kept.glob("*.safetensors")
-    content = json.loads((kept / FACTS).read_text())
-    junk = b"\xff" * content["files"][file.name]
-    file.write_bytes(junk)
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    return kept
+
+
+def test_tensors_that_are_none_are_refused_in_one_line(damaged: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read") as raised:
-        checkpoint_tensors.restore(kept, read(kept), start(FUSED))
+        checkpoint_tensors.restore(damaged, read(damaged), start(FUSED))
     assert "\n" not in str(raised.value)
 
 
@@ -234,19 +235,11 @@ def test_reading_runs_no_code(kept: Path) -> None:
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    training = trained(FUSED, steps=1)
-    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5), (40, 2.6), (50, None)):
-        saved = replace(saved_of(training), step=step, val_loss=loss)
-        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
+    keep_steps(
+        tmp_path, 10, 20, 30, 40, 50, facts=[{"val_loss": loss} for loss in (3.0, 2.0, 2.5, 2.6, None)]
+    )
     prune(tmp_path, keep=2)
     assert [read(each).step for each in folders(tmp_path)] == [20, 40, 50]
-
-
-def test_what_was_torn_in_its_last_file_is_no_checkpoint(kept: Path) -> None:
-    torn = kept.with_name("step-00000099.part")
-    torn.mkdir()
-    (torn / FACTS).write_text('{"format": "gpt2-b')
-    assert folders(kept.parent) == [kept]
 
 
 def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: Path) -> None:
@@ -257,21 +250,18 @@ def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: 
 
 
 def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:
-    training = trained(FUSED, steps=1)
-    for step in (10, 20, 30):
-        checkpoint_tensors.save(
-            step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=3.0)
-        )
+    keep_steps(tmp_path, 10, 20, 30, facts=[{"val_loss": 3.0}] * 3)
     (file,) = step_folder(tmp_path, 10).glob("*.safetensors")
     file.write_bytes(b"cut")
     prune(tmp_path, keep=1)
     assert [each.name for each in folders(tmp_path)] == ["step-00000020", "step-00000030"]
 
 
-def test_what_was_being_written_is_no_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "step-00000003.part").mkdir()
-    (tmp_path / "step-00000004").mkdir()
-    assert folders(tmp_path) == []
+def test_what_was_being_written_is_no_checkpoint(kept: Path) -> None:
+    for name in ("step-00000003.part", "step-00000004", "step-00000099.part"):
+        kept.with_name(name).mkdir()
+    (kept.with_name("step-00000099.part") / FACTS).write_text('{"format": "gpt2-b')  # torn in its last file
+    assert folders(kept.parent) == [kept]
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(small_disk: Path) -> None:
@@ -293,9 +283,7 @@ def test_steps_passed_over_are_no_updates(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path) -> None:
-    training = trained(FUSED, steps=1)
-    for step in (10, 20, 30):
-        checkpoint_tensors.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+    keep_steps(tmp_path, 10, 20, 30)
     copies = [tmp_path / "step-best", tmp_path / "step-00000030-backup", tmp_path / "step-00000010 (copy)"]
     for copy in copies:
         shutil.copytree(tmp_path / "step-00000010", copy)
@@ -305,10 +293,7 @@ def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path
 
 
 def test_a_copy_under_another_step_s_name_hides_no_checkpoint_and_takes_no_place(tmp_path: Path) -> None:
-    training = trained(FUSED, steps=1)
-    for step in (10, 20):
-        saved = replace(saved_of(training), step=step, run={"name": "mine"})
-        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
+    keep_steps(tmp_path, 10, 20, facts=[{"run": {"name": "mine"}}] * 2)
     shutil.copytree(tmp_path / "step-00000010", tmp_path / "step-00000099")
     assert [each.name for each in folders(tmp_path)] == ["step-00000010", "step-00000020"]
     assert misnamed(tmp_path) == [(tmp_path / "step-00000099", 10)]
@@ -322,9 +307,7 @@ def test_a_checkpoint_whose_facts_are_damaged_is_not_passed_over_in_silence(kept
 
 
 def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Path) -> None:
-    training = trained(FUSED, steps=1)
-    for step in (99_999_999, 100_000_000):
-        checkpoint_tensors.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+    keep_steps(tmp_path, 99_999_999, 100_000_000)
     assert [read(each).step for each in folders(tmp_path)] == [99_999_999, 100_000_000]
 
 
@@ -339,21 +322,14 @@ def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Pa
 def test_where_a_run_changed_its_validation_the_best_of_each_stays(
     before: dict | None, now: dict, tmp_path: Path
 ) -> None:
-    training = trained(FUSED, steps=1)
-    for step, loss, data in (
-        (10, 1.5, before),
-        (20, 1.0, before),
-        (30, 2.5, now),
-        (40, 2.0, now),
-        (50, 2.1, now),
-    ):
-        loss = None if data == {"validation": None} else loss
-        saved = replace(saved_of(training), step=step, val_loss=loss, data=data or {})
-        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
+    facts = [
+        {"val_loss": None if data == {"validation": None} else loss, "data": data or {}}
+        for loss, data in ((1.5, before), (1.0, before), (2.5, now), (2.0, now), (2.1, now))
+    ]
+    keep_steps(tmp_path, 10, 20, 30, 40, 50, facts=facts)
     prune(tmp_path, keep=1)
-    assert [read(each).step for each in folders(tmp_path)] == (
-        [20, 50] if now["validation"] is None else [20, 40, 50]
-    )
+    kept = [20, 50] if now["validation"] is None else [20, 40, 50]
+    assert [read(each).step for each in folders(tmp_path)] == kept
 
 
 def other_weights(kept: Path) -> bytes:
@@ -391,32 +367,17 @@ def test_hidden_files_that_appear_while_a_checkpoint_is_written_are_none_of_its_
     part = new_folder(tmp_path / "c")
     for name in ("shard.safetensors", "._shard.safetensors"):
         (part / name).touch()
-    seal(
-        part,
-        tmp_path / "c",
-        Saved(shape=Shape.of(PRESETS["tiny"]), step=0, updates=0, tokens=0),
-        replace=True,
-    )
+    saved = Saved(shape=Shape.of(PRESETS["tiny"]), step=0, updates=0, tokens=0)
+    seal(part, tmp_path / "c", saved, replace=True)
     assert read(tmp_path / "c").files == {"shard.safetensors": 0}
 
 
-@pytest.fixture
-def damaged(kept: Path) -> Path:
-    """A checkpoint whose file has its size and no content."""
-    (file,) = kept.glob("*.safetensors")
-    file.write_bytes(b"\xff" * file.stat().st_size)
-    return kept
-
-
-def test_of_a_damaged_checkpoint_torch_logs_nothing(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(CheckpointError):
-        checkpoint_tensors.weights(damaged)
-    assert caplog.records == []
-
-
-def test_of_a_damaged_checkpoint_what_is_wrong_with_its_file_is_said(damaged: Path) -> None:
+def test_of_a_damaged_checkpoint_its_file_is_told_and_torch_logs_nothing(
+    damaged: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(CheckpointError, match=r"cannot be read \(Error while deserializing header"):
         checkpoint_tensors.weights(damaged)
+    assert caplog.records == []
 
 
 def test_a_folder_called_like_what_is_being_written_stays(tmp_path: Path) -> None:

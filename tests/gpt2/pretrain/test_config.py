@@ -71,13 +71,6 @@ def test_overrides_reach_every_part(path: Path) -> None:
     assert (run.workload.lr, run.toggles.micro_batch_size, run.guard.spike, run.steps) == (1e-3, 2, "skip", 9)
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1.e-3", "0.1E-2", "1.0e-3", "10e-4", ".001"])
-def test_numbers_are_read_as_people_write_them(text: str, path: Path) -> None:
-    assert load(str(path), [f"workload.lr={text}"]).workload.lr == pytest.approx(1e-3)
-    path.write_text(FILE.replace("workload: {", f"workload: {{lr: {text}, "))
-    assert load(str(path)).workload.lr == pytest.approx(1e-3)
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

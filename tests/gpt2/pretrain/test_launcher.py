@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from longruns import command
+from longruns import command, settings
 from places import ROOT
 from waiting import await_gone, until
 
@@ -160,11 +160,9 @@ def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    (tmp_path / "program_of_a_rank.py").write_text(
-        f"{RANK}from gpt2.pretrain.launcher import end_with_launcher\nend_with_launcher()\n"
-        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(600)\n"
+    launcher = launched(
+        tmp_path, "from gpt2.pretrain.launcher import end_with_launcher\nend_with_launcher()\n"
     )
-    launcher = launched(tmp_path)
     children = psutil.Process(launcher.pid).children()
     launcher.kill()
     launcher.wait()
@@ -176,12 +174,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    (tmp_path / "program_of_a_rank.py").write_text(
-        RANK + "signal.signal(signal.SIGINT, heed); signal.signal(signal.SIGTERM, heed)\n"
-        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
-        "time.sleep(600)\n"
-    )
-    launcher = launched(tmp_path)
+    launcher = launched(tmp_path, "signal.signal(signal.SIGINT, heed); signal.signal(signal.SIGTERM, heed)\n")
     launcher.send_signal(number)
     assert launcher.wait(timeout=120) == 130
     expected = signal.SIGTERM if number == signal.SIGHUP else number
@@ -191,12 +184,8 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
 
 def test_a_second_signal_ends_ranks_too_that_cannot_heed_it(tmp_path: Path) -> None:
     """As one that waits for another within torch's code."""
-    (tmp_path / "program_of_a_rank.py").write_text(
-        RANK + "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
-        "time.sleep(600)\n"
-    )
-    launcher = launched(tmp_path)
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    launcher = launched(tmp_path, deaf)
     children = psutil.Process(launcher.pid).children()
     children[1].suspend()
     launcher.send_signal(signal.SIGINT)
@@ -207,8 +196,10 @@ def test_a_second_signal_ends_ranks_too_that_cannot_heed_it(tmp_path: Path) -> N
     assert not any(child.is_running() for child in children)
 
 
-def launched(place: Path) -> subprocess.Popen[bytes]:
-    """A process that has started three ranks of the program in `place`, once they are ready."""
+def launched(place: Path, lines: str) -> subprocess.Popen[bytes]:
+    """A process that has started three ranks, once they have run these lines and would stay for long."""
+    ready = "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(600)\n"
+    (place / "program_of_a_rank.py").write_text(RANK + lines + ready)
     program = (
         "import signal, sys; from gpt2.pretrain.launcher import launch_ranks; signal.signal(signal.SIGHUP, "
         "signal.SIG_DFL); sys.exit(launch_ranks('program_of_a_rank', 3, {}))"
@@ -221,38 +212,29 @@ def launched(place: Path) -> subprocess.Popen[bytes]:
     return launcher
 
 
-TWO = ["--set", "toggles.world_size=2", "--set", "toggles.micro_batch_size=1", "--set", "workload.seq_len=32"]
-TWO += [
-    "--set",
-    "workload.tokens_per_step=128",
-    "--set",
-    "evaluation.val_tokens=256",
-    "--set",
-    "toggles.threads=1",
-]
+TWO = settings("toggles.world_size=2", "toggles.micro_batch_size=1", "toggles.threads=1")
+TWO += settings("workload.seq_len=32", "workload.tokens_per_step=128", "evaluation.val_tokens=256")
 
 
 def test_what_a_user_got_wrong_is_one_line_with_two_ranks_too(tmp_path: Path) -> None:
-    wrong = [
-        "--set",
-        "workload.data=nowhere",
-        "--set",
-        "workload.model=mini",
-        "--set",
-        "evaluation.sample_every=0",
-    ]
+    wrong = settings("workload.data=nowhere", "workload.model=mini", "evaluation.sample_every=0")
     process = command("train", "tiny", *TWO, *wrong, "--out", tmp_path / "run")
     _, err = process.communicate(timeout=300)
     assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
     assert "corpus 'nowhere'" in err
 
 
+def await_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until a run has told of some steps."""
+    metrics = folder / "metrics.jsonl"
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> None:
-    more = ["--set", "steps=100000", "--set", "checkpoints.every=0", "--out", tmp_path / "run"]
-    process = command("train", "tiny", *TWO, *more)
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
+    more = settings("steps=100000", "checkpoints.every=0")
+    process = command("train", "tiny", *TWO, *more, "--out", tmp_path / "run")
+    await_steps(tmp_path / "run", process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
@@ -266,8 +248,7 @@ def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
     process = command("train", "tiny", *TWO, "--set", "steps=100000", "--out", tmp_path / "run")
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
+    await_steps(tmp_path / "run", process)
     (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
     second.kill()
     _, said = process.communicate(timeout=300)
@@ -279,17 +260,7 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_path: Path) -> None:
-    run = [
-        "train",
-        "tiny",
-        *TWO,
-        "--set",
-        "steps=60",
-        "--set",
-        "checkpoints.every=5",
-        "--set",
-        "evaluation.val_every=10",
-    ]
+    run = ["train", "tiny", *TWO, *settings("steps=60", "checkpoints.every=5", "evaluation.val_every=10")]
     whole = command(*run, "--out", tmp_path / "whole")
     assert whole.wait() == 0, whole.communicate()
     process = command(*run, "--out", tmp_path / "parts")
@@ -329,7 +300,7 @@ def told_losses(folder: Path) -> list[tuple[str, int, float]]:
 
 @pytest.mark.slow
 def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_path: Path) -> None:
-    run = ["train", "tiny", *TWO, "--set", "steps=4", "--set", "evaluation.val_every=2"]
+    run = ["train", "tiny", *TWO, *settings("steps=4", "evaluation.val_every=2")]
     alone = command(*run, "--set", "toggles.world_size=1", "--out", tmp_path / "one")
     assert alone.wait() == 0, alone.communicate()
     done = on_two_nodes(run, (tmp_path / "two", tmp_path / "two"))
@@ -343,9 +314,8 @@ def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_p
 def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
     done = on_two_nodes(["train", "tiny", *TWO], (tmp_path / "here", tmp_path / "there"))
     assert all(code for code, _ in done)
-    assert all(
-        "of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done
-    ), done
+    told = "of rank 0 is not seen by rank 1; let --out lie on a shared disk"
+    assert all(told in said for _, said in done), done
 
 
 def test_torchrun_would_lose_the_exit_code_by_which_a_refusal_is_told_from_a_failure(tmp_path: Path) -> None:

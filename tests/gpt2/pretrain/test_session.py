@@ -20,7 +20,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from longruns import ROOT, broken_off, command, events, learned, session, tiny_run, with_toggles
+from longruns import (
+    ROOT,
+    broken_off,
+    command,
+    events,
+    learned,
+    notes,
+    session,
+    settings,
+    tiny_run,
+    with_toggles,
+)
 from typer.testing import CliRunner
 from waiting import until
 
@@ -59,10 +70,9 @@ def test_a_run_broken_off_and_resumed_learns_bit_for_bit_what_one_that_never_sto
     after: int, tmp_path: Path
 ) -> None:
     run = tiny_run()
-    whole = learned(events(run, tmp_path / "whole"))
     first = learned(broken_off(run, tmp_path / "parts", after))
     second = learned(events(run, tmp_path / "parts", resume=True))
-    assert first + second == whole
+    assert first + second == learned(events(run, tmp_path / "whole"))
     assert [row["step"] for row in first if row["kind"] == "step"][-1] == after
 
 
@@ -79,10 +89,8 @@ def test_that_holds_under_other_toggles(name: str, tmp_path: Path) -> None:
     }
     run = tiny_run(toggles=toggles[name], steps=8)
     whole = learned(events(run, tmp_path / "whole"))
-    parts = learned(broken_off(run, tmp_path / "parts", 5)) + learned(
-        events(run, tmp_path / "parts", resume=True)
-    )
-    assert parts == whole
+    first = learned(broken_off(run, tmp_path / "parts", 5))
+    assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
 def test_the_validation_loss_is_the_mean_over_the_first_tokens_of_the_corpus(tmp_path: Path) -> None:
@@ -103,11 +111,11 @@ def test_a_validation_as_long_as_twenty_steps_is_announced_once(
 ) -> None:
     per_step = tiny_run().toggles.tokens_per_step(32)
     run = tiny_run(evaluation={"val_every": 4, "val_tokens": steps_of_tokens * per_step})
-    found = list(events(run, tmp_path))
-    notes = [event for event in found if "takes as long as 20 steps" in event.values.get("text", "")]
-    assert len(notes) == said
+    found = events(run, tmp_path)
+    told = [event for event in found if "takes as long as 20 steps" in event.values.get("text", "")]
+    assert len(told) == said
     if said:
-        assert found.index(notes[0]) < [event.kind for event in found].index("val")
+        assert found.index(told[0]) < [event.kind for event in found].index("val")
 
 
 def test_validation_leaves_the_training_as_it_is(tmp_path: Path) -> None:
@@ -218,8 +226,8 @@ def test_a_leg_s_end_is_foreseen_with_evaluations_that_an_earlier_leg_timed(
 def test_what_a_resumed_run_has_otherwise_than_before_is_told(tmp_path: Path) -> None:
     broken_off(tiny_run(), tmp_path, 2)
     other = tiny_run(workload={"lr": 1e-3}, guard={"spike": "stop"})
-    notes = [event.values["text"] for event in events(other, tmp_path, resume=True) if event.kind == "note"]
-    assert notes == ["goes on with workload.lr 0.001, before 0.003; guard.spike stop, before report"]
+    found = events(other, tmp_path, resume=True)
+    assert notes(found) == ["goes on with workload.lr 0.001, before 0.003; guard.spike stop, before report"]
 
 
 @pytest.mark.parametrize(
@@ -246,12 +254,18 @@ def test_a_run_resumed_with_other_validation_tokens_says_that_losses_do_not_comp
     it = session(replace(run, steps=4), tmp_path / "run", source=source)
     assert not any("other tokens" in str(event.values.get("text")) for event in it)
     tokens[1001:3001].tofile(tmp_path / "val.bin")
-    notes = [
-        event.values["text"]
-        for event in events(run, tmp_path / "run", source=source, resume=True)
-        if event.kind == "note"
-    ]
-    assert "validated on other tokens than before: losses before and after do not compare" in notes
+    found = events(run, tmp_path / "run", source=source, resume=True)
+    assert "validated on other tokens than before: losses before and after do not compare" in notes(found)
+
+
+def shards(folder: Path, separator: int | None = None) -> Source:
+    """The same tokens to train on and to validate on."""
+    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
+    if separator is not None:
+        tokens[::100] = separator
+    for name in ("train.bin", "val.bin"):
+        tokens.tofile(folder / name)
+    return Source(path=folder)
 
 
 def imported_with_another_vocabulary(folder: Path) -> Path:
@@ -267,9 +281,7 @@ def test_weights_of_another_vocabulary_take_no_text(
 ) -> None:
     text = tmp_path / "a.txt"
     text.write_text("To be, or not to be. " * 2000)
-    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
-    for name in ("train.bin", "val.bin"):
-        tokens.tofile(tmp_path / name)
+    read_as_tokens = shards(tmp_path)
     weights = imported_with_another_vocabulary(tmp_path / "weights")
     evaluation = {"val_every": 4 * (how == "judged by text"), "val_tokens": 256}
     evaluation |= {"sample_every": 4} if how == "samples" else {}
@@ -278,19 +290,16 @@ def test_weights_of_another_vocabulary_take_no_text(
         evaluation=evaluation,
         val_corpus=str(text) if how == "judged by text" else None,
     )
-    source = Source(path=text if how in ("streamed", "text") else tmp_path, stream=how == "streamed")
+    source = Source(path=text, stream=how == "streamed") if how in ("streamed", "text") else read_as_tokens
     with pytest.raises(CheckpointError, match="was imported with a vocabulary that is not GPT-2's"):
         session(run, tmp_path / "run", source=source, begin_from=weights)
 
 
 def test_what_is_trained_from_weights_of_another_vocabulary_is_known_to_be_of_it(tmp_path: Path) -> None:
-    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
-    for name in ("train.bin", "val.bin"):
-        tokens.tofile(tmp_path / name)
-    weights = imported_with_another_vocabulary(tmp_path / "weights")
+    source, weights = shards(tmp_path), imported_with_another_vocabulary(tmp_path / "weights")
     run = tiny_run(steps=1, workload={"model": "mini", "data": "mine"}, evaluation={"val_every": 0})
-    events(run, tmp_path / "run", source=Source(path=tmp_path), begin_from=weights)
-    events(replace(run, steps=2), tmp_path / "run", source=Source(path=tmp_path), resume=True)
+    events(run, tmp_path / "run", source=source, begin_from=weights)
+    events(replace(run, steps=2), tmp_path / "run", source=source, resume=True)
     kept = folders(tmp_path / "run" / "checkpoints")
     assert [(read(each).step, read(each).other_vocabulary) for each in kept] == [(1, True), (2, True)]
 
@@ -322,13 +331,10 @@ def test_a_run_that_was_streamed_is_not_resumed_from_shards_nor_one_from_shards_
 def test_shards_are_trained_on_where_no_cache_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens = torch.arange(4000, dtype=torch.int32).remainder(500).numpy().astype("uint16")
-    tokens[::100] = 50256  # where documents begin
-    for name in ("train.bin", "val.bin"):
-        tokens.tofile(tmp_path / name)
+    source = shards(tmp_path, separator=50256)
     monkeypatch.setenv("GPT2_CACHE_DIR", "/proc/nowhere")
     run = tiny_run(steps=1, workload={"model": "mini", "data": "mine"}, evaluation={"val_every": 0})
-    assert [event.step for event in events(run, tmp_path / "run", source=Source(path=tmp_path))][-1] == 1
+    assert events(run, tmp_path / "run", source=source)[-1].step == 1
 
 
 def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -> None:
@@ -422,7 +428,7 @@ def test_a_run_with_checkpoints_says_that_it_does_not_begin_from_others(tmp_path
     events(tiny_run(steps=4), tmp_path)
     (begin_from,) = folders(tmp_path / "checkpoints")
     found = events(tiny_run(steps=4), tmp_path, resume=True, begin_from=begin_from)
-    assert any("--init-from" in event.values["text"] for event in found if event.kind == "note")
+    assert any("--init-from" in note for note in notes(found))
 
 
 @pytest.mark.parametrize("step", [4, 8])
@@ -768,7 +774,7 @@ def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Pa
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Filling(MetricsFile):
         def write(self, event: Event) -> None:
@@ -777,7 +783,6 @@ def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(
             super().write(event)
 
     monkeypatch.setattr(rank_main, "MetricsFile", Filling)
-    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
     assert rank_main.run_rank(tiny_run(steps=6), SessionOptions(folder=tmp_path)) == 6
     assert f"cannot write {tmp_path} (No space left on device)" in capsys.readouterr().err
     assert [read(each).step for each in folders(tmp_path / "checkpoints")] == [3]
@@ -796,7 +801,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_traceback(
 
 
 def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Gone(TensorBoard):
         def __init__(self) -> None:
@@ -811,7 +816,6 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
 
     gone, made = Gone(), rank_main._sinks
     monkeypatch.setattr(rank_main, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
-    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
     assert rank_main.run_rank(tiny_run(steps=3), SessionOptions(folder=tmp_path)) == 0
     assert gone.taken == 1
     assert (
@@ -881,28 +885,14 @@ def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(
     [("none", "eager"), ("none", "default"), ("zero1", "eager"), ("zero2", "eager"), ("fsdp2", "eager")],
 )
 def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, tmp_path: Path) -> None:
-    common = ["--set", "workload.seq_len=32", "--set", "workload.tokens_per_step=128", "--set", "steps=8"]
-    common += ["--set", "toggles.micro_batch_size=1", "--set", "evaluation.val_tokens=256"]
-    common += [
-        "--set",
-        "checkpoints.every=4",
-        "--set",
-        "checkpoints.keep=9",
-        "--set",
-        "evaluation.val_every=4",
-    ]
-    two = [
-        "--set",
-        "toggles.world_size=2",
-        "--set",
-        f"toggles.sharding={sharding}",
-        "--set",
-        "toggles.vocab_multiple=64",
-        "--set",
-        f"toggles.compile={compile}",
-        "--set",  # the compiled one without accumulation, as on eight GPUs: DDP's graph is static then
-        f"toggles.micro_batch_size={2 if compile == 'default' else 1}",
-    ]
+    common = settings("workload.seq_len=32", "workload.tokens_per_step=128", "toggles.micro_batch_size=1")
+    common += settings("steps=8", "checkpoints.every=4", "checkpoints.keep=9")
+    common += settings("evaluation.val_tokens=256", "evaluation.val_every=4")
+    two = settings("toggles.world_size=2", f"toggles.sharding={sharding}", f"toggles.compile={compile}")
+    # The compiled one without accumulation, as on eight GPUs: DDP's graph is static then.
+    two += settings(
+        "toggles.vocab_multiple=64", f"toggles.micro_batch_size={2 if compile == 'default' else 1}"
+    )
 
     def finished(*arguments: str | Path) -> None:
         process = command("train", "tiny", *common, *arguments)
@@ -914,12 +904,11 @@ def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, t
         finished(*before, "--out", tmp_path / name)
         newest = folders(tmp_path / name / "checkpoints")[-1]
         assert read(newest).step == 8
-        for each in newest.iterdir():
-            each.unlink()
-        newest.rmdir()
+        shutil.rmtree(newest)
         finished(*after, "--out", tmp_path / name, "--resume")
-        found = [row for row in rows(tmp_path / name) if row["kind"] in ("step", "val")]
-        expected = [row for row in rows(tmp_path / "one") if row["kind"] in ("step", "val")]
+        found, expected = (
+            [row for row in rows(tmp_path / each) if row["kind"] in ("step", "val")] for each in (name, "one")
+        )
         assert [row["step"] for row in found] == [row["step"] for row in expected]
         for mine, theirs in zip(found, expected, strict=True):
             assert mine["loss"] == pytest.approx(theirs["loss"], abs=2e-4)
@@ -1057,8 +1046,8 @@ def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
     run = tiny_run(steps=1, workload={"data": "mine"})
     place = SessionOptions(folder=tmp_path / "run", source=Source(path=tmp_path))
     assert rank_main.run_rank(run, place) == 0
-    notes = [event.values["text"] for event in read_metrics(tmp_path / "run") if event.kind == "note"]
-    assert any(r"train_\xff.bin" in note for note in notes)
+    found = notes(list(read_metrics(tmp_path / "run")))
+    assert any(r"train_\xff.bin" in note for note in found)
 
 
 def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
@@ -1099,16 +1088,9 @@ def test_a_folder_whose_checkpoints_nobody_could_read_is_refused(
 
 
 def test_validation_on_the_very_tokens_that_are_trained_on_is_told(tmp_path: Path) -> None:
-    tokens = torch.arange(2000, dtype=torch.int16).remainder(500).numpy()
-    for name in ("train.bin", "val.bin"):
-        tokens.tofile(tmp_path / name)
     run = tiny_run(steps=1, workload={"data": "mine"})
-    notes = [
-        event.values["text"]
-        for event in events(run, tmp_path / "run", source=Source(path=tmp_path))
-        if event.kind == "note"
-    ]
-    assert any("val.bin holds the very bytes of train.bin" in note for note in notes)
+    found = notes(events(run, tmp_path / "run", source=shards(tmp_path)))
+    assert any("val.bin holds the very bytes of train.bin" in note for note in found)
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "prepared"])
@@ -1123,8 +1105,8 @@ def test_validation_on_the_very_text_that_is_trained_on_is_told(
         list(prepare(str(text), tmp_path / "shards", val_corpus=str(text), val_tokens=2000, processes=1))
         source = Source(path=tmp_path / "shards")
     run = tiny_run(workload={"model": "mini", "data": "a"}, val_corpus=str(text) if stream else None)
-    notes = open_data(run, source).notes
-    assert any(note.startswith("a.txt: trained on and validated on") for note in notes)
+    found = open_data(run, source).notes
+    assert any(note.startswith("a.txt: trained on and validated on") for note in found)
 
 
 @pytest.mark.parametrize("other", ["b.txt", None])
@@ -1136,8 +1118,8 @@ def test_validation_on_another_text_or_another_part_of_it_is_not_odd(
     run = tiny_run(
         workload={"model": "mini", "data": "a"}, val_corpus=str(tmp_path / other) if other else None
     )
-    notes = open_data(run, Source(path=tmp_path / "a.txt", stream=True)).notes
-    assert not any("validated on, so" in note for note in notes)
+    found = open_data(run, Source(path=tmp_path / "a.txt", stream=True)).notes
+    assert not any("validated on, so" in note for note in found)
 
 
 @pytest.mark.parametrize(("name", "meant"), [("a_val.txt", "validation"), ("test.txt", "tests")])
@@ -1146,8 +1128,8 @@ def test_a_streamed_file_that_is_for_another_split_by_its_name_is_told(
 ) -> None:
     (tmp_path / name).write_text("To be, or not to be. " * 2000)
     run = tiny_run(workload={"model": "mini", "data": "a"})
-    notes = open_data(run, Source(path=tmp_path / name, stream=True)).notes
-    assert f"{name} is trained on, which by its name is for {meant}" in notes
+    found = open_data(run, Source(path=tmp_path / name, stream=True)).notes
+    assert f"{name} is trained on, which by its name is for {meant}" in found
 
 
 @pytest.mark.parametrize("named", ["./judge", "judge", "{here}/judge"])

@@ -83,6 +83,10 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
     assert {name: found for name, found in findings(**changes).items() if not found.took_effect} == {}
 
 
+LINEAR = {"cross_entropy": "linear"}
+OF, ROUNDED = "of the 4 activations of the MLPs", "a float32 product is rounded"
+
+
 @pytest.mark.parametrize(
     ("changes", "toggle", "evidence"),
     [
@@ -97,42 +101,22 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         case({"compile": "default"}, "compile_region", "0 compiled graphs ran for each layer"),
         case(REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
         case(REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
-        case(
-            REGIONS | {"recompute": "gelu"},
-            "recompute",
-            "a forward pass keeps 2 of the 4 activations of the MLPs",
-        ),
-        case(
-            REGIONS | {"recompute": "block"},
-            "recompute",
-            "a forward pass keeps 0 of the 4 activations of the MLPs",
-        ),
-        case(
-            {"matmul_precision": "medium"},
-            "matmul_precision",
-            "a float32 product is rounded: relative error 2e-03",
-        ),
+        case(REGIONS | {"recompute": "gelu"}, "recompute", f"a forward pass keeps 2 {OF}"),
+        case(REGIONS | {"recompute": "block"}, "recompute", f"a forward pass keeps 0 {OF}"),
+        case({"matmul_precision": "medium"}, "matmul_precision", f"{ROUNDED}: relative error 2e-03"),
         case({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
         case({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),
         case({}, "adamw", "28 calls of addcdiv_, one for each tensor"),
         case({}, "sharding", "this rank holds 100% of the optimiser's state and whole weights"),
         case({"vocab_multiple": 64}, "vocab_multiple", "512 rows for 509 tokens; lm_head gave 512 columns"),
-        case({}, "recompute", "a forward pass keeps 4 of the 4 activations of the MLPs"),
-        case({"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
-        case({"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
+        case({}, "recompute", f"a forward pass keeps 4 {OF}"),
+        case({"recompute": "gelu"}, "recompute", f"a forward pass keeps 2 {OF}"),
+        case({"recompute": "block"}, "recompute", f"a forward pass keeps 0 {OF}"),
         case({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         case({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         case({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
-        case(
-            {"cross_entropy": "linear", "recompute": "block"},
-            "grad_accum_steps",
-            "1 forward pass in the step",
-        ),
-        case(
-            {"cross_entropy": "linear", "compile": "default"},
-            "grad_accum_steps",
-            "1 forward pass in the step",
-        ),
+        case(LINEAR | {"recompute": "block"}, "grad_accum_steps", "1 forward pass in the step"),
+        case(LINEAR | {"compile": "default"}, "grad_accum_steps", "1 forward pass in the step"),
         case({}, "device", "28 of 28 tensors of weights lie there"),
         case({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
         case({"threads": 2}, "threads", "torch computes with 2 threads"),
@@ -142,15 +126,8 @@ def test_evidence_says_what_was_seen(changes: dict, toggle: str, evidence: str) 
     assert findings(**changes)[toggle].evidence == evidence
 
 
-EVERYTHING = {
-    "autocast": "bfloat16",
-    "attention": "flash",
-    "compile": "default",
-    "adamw": "fused",
-    "vocab_multiple": 64,
-    "recompute": "gelu",
-    "grad_accum_steps": 2,
-}
+EVERYTHING: dict[str, object] = {"autocast": "bfloat16", "attention": "flash", "compile": "default"}
+EVERYTHING |= {"adamw": "fused", "vocab_multiple": 64, "recompute": "gelu", "grad_accum_steps": 2}
 
 
 @pytest.mark.slow
@@ -217,10 +194,7 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
     [
         ({"device": "mps"}, "0 of 28 tensors of weights lie there"),
         ({"autocast": "bfloat16"}, "0 of 27 linear products took bfloat16 inputs"),
-        (
-            {"matmul_precision": "medium"},
-            "torch's setting is highest; a float32 product is exact",
-        ),
+        ({"matmul_precision": "medium"}, "torch's setting is highest; a float32 product is exact"),
         ({"attention": "sdpa"}, "torch chose its math kernel: scores materialised: 4 products of 64 x 64"),
         ({"attention": "math"}, "scores materialised: 4 products of 64 x 64"),
         ({"attention": "flash"}, "scores materialised: 4 products of 64 x 64"),
@@ -392,9 +366,8 @@ def graphed(plain: tuple, ops: list[Op], **changes: object) -> dict[str, Finding
 
 
 def test_under_cuda_graphs_kernels_and_the_inputs_of_the_graph_prove_the_toggles(plain: tuple) -> None:
-    found = graphed(
-        plain, [LAUNCH, LAUNCH, *kernels("nvjet_tst_64x8_TNT", "nvjet_tst_64x8_NNN")], autocast="bfloat16"
-    )
+    ops = [LAUNCH, LAUNCH, *kernels("nvjet_tst_64x8_TNT", "nvjet_tst_64x8_NNN")]
+    found = graphed(plain, ops, autocast="bfloat16")
     assert found["autocast"] == Finding(True, "2 of 2 linear products took bfloat16 inputs")
     assert found["compile"].took_effect
     assert "2 CUDA graphs launched" in found["compile"].evidence
@@ -424,10 +397,8 @@ def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:
 def test_apple_s_linear_layers_are_read_beside_the_products_of_its_attention() -> None:
     linear = Op("aten::linear", ["float", "float", "float"], [[4, 64, 32], [128, 32], [128]])
     scores = Op("aten::bmm", ["float", "float"], [[16, 64, 8], [16, 8, 64]])
-    assert [(p.m, p.k, p.n, p.batched) for p in matmuls([linear, scores])] == [
-        (64, 8, 64, True),
-        (256, 32, 128, False),
-    ]
+    found = [(p.m, p.k, p.n, p.batched) for p in matmuls([linear, scores])]
+    assert found == [(64, 8, 64, True), (256, 32, 128, False)]
 
 
 def test_an_op_that_autocast_passes_on_counts_once() -> None:

@@ -47,25 +47,14 @@ def test_the_loss_falls_towards_the_entropy_of_the_corpus() -> None:
 
 
 SHAPES = {"micro_batch_size": {"grad_accum_steps": 2}, "grad_accum_steps": {"micro_batch_size": 2}}
+MULTIPLE, GELUS = {"vocab_multiple": 64}, {"gelu": "sigmoid", "recompute": "gelu"}
 SAME_LOSS = [
     *({**change, **SHAPES.get(next(iter(change)), {})} for change in every_value()),
     {"micro_batch_size": 1, "grad_accum_steps": 4},
     {"autocast": "float16", "adamw": "fused"},
     {"threads": 1},
-    {
-        "autocast": "bfloat16",
-        "attention": "sdpa",
-        "compile": "default",
-        "adamw": "fused",
-        "vocab_multiple": 64,
-    },
-    {
-        "compile": "default",
-        "compile_region": "block",
-        "attention": "blocks",
-        "gelu": "sigmoid",
-        "recompute": "gelu",
-    },
+    {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "adamw": "fused", **MULTIPLE},
+    {"compile": "default", "compile_region": "block", "attention": "blocks", **GELUS},
 ]
 
 
@@ -106,12 +95,8 @@ def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> 
     model = build(WORKLOAD.config, WORKLOAD.seed, torch.device("cpu"))
     decayed = [p for p in model.parameters() if p.dim() > 1]
     free = [p for p in model.parameters() if p.dim() == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}],
-        lr=3e-3,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
     corpus = open_corpus("synthetic", vocab_size=509, seed=WORKLOAD.seed)
     batches = Batches(corpus, seq_len=64, tokens_per_step=256, seed=WORKLOAD.seed)
     found, norms = [], []

@@ -26,11 +26,8 @@ BEFORE, AFTER = (1000.0, 1010.0, 990.0), (1100.0, 1111.0, 1089.0)
 def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: Any) -> Path:
     """A run of two rungs, the second twice as fast, with an A/A control."""
     for n, tps in enumerate(speeds, start=1):
-        for kind, index, toggles, factor in (
-            ("cumulative", 0, CUDA, 1.0),
-            ("cumulative", 1, BF16, 2.0),
-            ("control", 0, CUDA, 1.001),
-        ):
+        rungs = (("cumulative", 0, CUDA, 1.0), ("cumulative", 1, BF16, 2.0), ("control", 0, CUDA, 1.001))
+        for kind, index, toggles, factor in rungs:
             found = measurement(tps * factor, tokens_per_step=step_of(toggles, changes))
             facts = {"kind": kind, "toggles": toggles, "measurement": found, **changes}
             append(path, record("ab"[index], index, n, **facts))
@@ -52,9 +49,8 @@ def test_the_interval_of_two_runs_is_welch_s() -> None:
 
     values, reference = [110.0, 113.0, 108.0, 111.0], [100.0, 99.0, 104.0]
     found = independent_ratio(values, reference)
-    expected = scipy_stats.ttest_ind(np.log(values), np.log(reference), equal_var=False).confidence_interval(
-        0.95
-    )
+    test = scipy_stats.ttest_ind(np.log(values), np.log(reference), equal_var=False)
+    expected = test.confidence_interval(0.95)
     assert found is not None
     assert (found.low, found.high) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
 
@@ -80,9 +76,8 @@ def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says
     for n, tps in enumerate(AFTER, start=1):
         append(path, record("narrow", 2, n, toggles=residual, measurement=measurement(3 * tps)))
     unlike = "residual=bfloat16 changes the maths: each layer's sum is rounded to bfloat16 against equal"
-    assert (
-        f"Warning: b: its speeds are of unlike maths: {unlike}." in shown(f"{path}:b", f"{path}:narrow").notes
-    )
+    notes = shown(f"{path}:b", f"{path}:narrow").notes
+    assert f"Warning: b: its speeds are of unlike maths: {unlike}." in notes
     _, said = judge([compared(f"{path}:b", f"{path}:narrow")], [Condition.parse("tps<-5%")])
     assert f"b: B over A: judged, though of unlike maths: {unlike}" in said
     assert not any("maths" in note for note in shown(f"{path}:a", f"{path}:b").notes)
@@ -137,12 +132,8 @@ def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(
 def test_other_trainers_are_a_pair_where_their_rungs_have_one_name(tmp_path: Path) -> None:
     """An edit of a checkout, of which the command says nothing, makes another trainer of it."""
     first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
-    for file, name, index in (
-        (first, "plain", 2),
-        (first, "both", 3),
-        (second, "edited", 2),
-        (second, "both", 3),
-    ):
+    rungs = ((first, "plain", 2), (first, "both", 3), (second, "edited", 2), (second, "both", 3))
+    for file, name, index in rungs:
         peer = External(peer="nanogpt", version="3adf61e", command="python train.py")
         append(file, record(name, index, 1, kind="external", external=peer, toggles=CUDA, data_sha256=None))
     found = [(pair.first.rung, pair.other.rung) for pair in compared(first, second).pairs]
@@ -182,19 +173,15 @@ def test_a_run_that_trains_otherwise_is_found_out(tmp_path: Path) -> None:
     off = measurement(losses=[10.9, 10.5, 9.0, 8.0])
     append(tmp_path / "b.jsonl", record("a", measurement=off))
     table = shown(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
-    assert any(
-        line.startswith("Warning: a: B trains otherwise: it differs in a loss by") for line in table.notes
-    )
+    said = "Warning: a: B trains otherwise: it differs in a loss by"
+    assert any(line.startswith(said) for line in table.notes)
 
 
 def test_several_machines_stand_in_one_table(tmp_path: Path) -> None:
     files = [run_of(tmp_path / f"{n}.jsonl", tuple(n * tps for tps in BEFORE)) for n in (1, 2, 3)]
     head, row = shown(*files).head, shown(*files).cells[0]
-    assert [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")] == [
-        "1,000",
-        "2,000",
-        "3,000",
-    ]
+    speeds = [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")]
+    assert speeds == ["1,000", "2,000", "3,000"]
     assert row[head.index("C over A")].startswith("3.00x")
 
 
@@ -213,10 +200,8 @@ def test_folders_are_compared_ladder_by_ladder(tmp_path: Path) -> None:
         for ladder in ("one", "two"):
             (tmp_path / side).mkdir(exist_ok=True)
             run_of(tmp_path / side / f"{ladder}.jsonl", ladder=ladder)
-    assert [[s.board.ladder for s in each] for each in sides([str(tmp_path / "a"), str(tmp_path / "b")])] == [
-        ["one", "one"],
-        ["two", "two"],
-    ]
+    found = sides([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert [[side.board.ladder for side in each] for each in found] == [["one", "one"], ["two", "two"]]
 
 
 def test_what_is_left_out_of_a_torn_file_is_told(tmp_path: Path) -> None:
@@ -279,21 +264,14 @@ def test_a_condition_that_is_none_is_refused(text: str) -> None:
         Condition.parse(text)
 
 
+OF_NONE, SLOWER = "tps<-5% is not confirmed: of no rung", tuple(0.8 * tps for tps in BEFORE)
+
+
 @pytest.mark.parametrize(
     ("after", "changes", "code", "says"),
     [
-        (
-            BEFORE,
-            {},
-            0,
-            "tps<-5% is not confirmed: of no rung does the whole interval lie below 0.95x; nearest is a: B",
-        ),
-        (
-            tuple(0.8 * tps for tps in BEFORE),
-            {},
-            3,
-            "a: B over A: tps<-5% is confirmed: 0.800x (95 % interval 0.",
-        ),
+        (BEFORE, {}, 0, f"{OF_NONE} does the whole interval lie below 0.95x; nearest is a: B"),
+        (SLOWER, {}, 3, "a: B over A: tps<-5% is confirmed: 0.800x (95 % interval 0."),
         ((100.0,), {}, 0, "a: B over A: tps<-5% cannot be told: too few rounds"),
         (BEFORE, {"workload": asdict(Workload(seq_len=512))}, 6, "a: B over A: not ranked: another task"),
     ],
@@ -323,10 +301,8 @@ def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason
     large = replace(CUDA, micro_batch_size=512)
     for name, status in (("a", before), ("b", after)):
         found = measurement(tokens_per_step=step_of(large, {})) if status == "ok" else None
-        append(
-            run_of(tmp_path / f"{name}.jsonl"),
-            record("large", 2, toggles=large, status=status, measurement=found),
-        )
+        last = record("large", 2, toggles=large, status=status, measurement=found)
+        append(run_of(tmp_path / f"{name}.jsonl"), last)
     given, said = judge([compared(tmp_path / "a.jsonl", tmp_path / "b.jsonl")], [Condition.parse("tps<-5%")])
     assert given == code
     assert any(line.startswith("large: ") for line in said)

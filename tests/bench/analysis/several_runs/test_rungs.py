@@ -103,9 +103,8 @@ def test_the_climb_of_the_post_falls_into_its_groups(tmp_path: Path, laptop: Pat
 
 
 def test_the_baseline_of_another_file_stands_first_and_alone_of_its_run(tmp_path: Path, h100: Path) -> None:
-    other = run_of(
-        tmp_path / "cpu.jsonl", ("plain", CPU, (100.0,)), ("SDPA", CPU, (200.0,)), environment=LAPTOP
-    )
+    rungs = ("plain", CPU, (100.0,)), ("SDPA", CPU, (200.0,))
+    other = run_of(tmp_path / "cpu.jsonl", *rungs, environment=LAPTOP)
     found = chained(h100, start=f"{other}:SDPA")
     assert cells(found, "Setup") == ["SDPA", "CUDA", "bfloat16"]
     assert cells(found, "Over baseline")[0] == "baseline"
@@ -121,9 +120,8 @@ def test_a_run_is_shown_once_though_it_holds_the_baseline_or_is_named_twice(h100
 
 def test_a_rung_out_of_memory_is_a_line_with_its_status_and_no_ratio(tmp_path: Path, laptop: Path) -> None:
     file = run_of(tmp_path / "h100.jsonl", ("CUDA", CUDA, (1e3, 1e3, 1e3)))
-    append(
-        file, record("batch of 4096", 1, toggles=replace(CUDA, micro_batch_size=4096), status="out_of_memory")
-    )
+    large = replace(CUDA, micro_batch_size=4096)
+    append(file, record("batch of 4096", 1, toggles=large, status="out_of_memory"))
     found = chained(laptop, file, start=f"{laptop}:baseline")
     line = table_of(found).cells[-1]
     assert line[:2] == ["Software", "batch of 4096"]
@@ -142,9 +140,8 @@ def test_a_rung_whose_loss_differs_has_neither_ratio_nor_time(tmp_path: Path, la
 
 
 def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: Path) -> None:
-    narrow = run_of(
-        tmp_path / "n.jsonl", ("CUDA", CUDA, (1e3,)), ("narrow", replace(BF16, residual="bfloat16"), (9e3,))
-    )
+    rungs = ("CUDA", CUDA, (1e3,)), ("narrow", replace(BF16, residual="bfloat16"), (9e3,))
+    narrow = run_of(tmp_path / "n.jsonl", *rungs)
     said = "Warning: another training than the first rung's of its run, not a faster one: narrow."
     assert said in table_of(chained(narrow, start=f"{narrow}:CUDA")).notes
     assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
@@ -172,10 +169,9 @@ def test_memory_that_was_found_out_in_other_ways_is_said_not_to_compare(tmp_path
 
 
 def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path, laptop: Path) -> None:
-    facts = {"environment": MACHINE.model_copy(update={"torch": "2.12.0"}), "data_sha256": "0ther"}
-    file = run_of(
-        tmp_path / "a.jsonl", ("CUDA", CUDA, (1e3,)), workload=asdict(Workload(tokens_per_step=2048)), **facts
-    )
+    facts: dict[str, Any] = {"environment": MACHINE.model_copy(update={"torch": "2.12.0"})}
+    facts |= {"data_sha256": "0ther", "workload": asdict(Workload(tokens_per_step=2048))}
+    file = run_of(tmp_path / "a.jsonl", ("CUDA", CUDA, (1e3,)), **facts)
     assert table_of(chained(laptop, file, start=f"{laptop}:baseline")).first[1:] == [
         "Warning: not the same in all runs: torch: 2.11.0 in A; 2.12.0 in B.",
         "Warning: not the same in all runs: the text (sha256): da7a in A; 0ther in B.",
@@ -209,9 +205,8 @@ def test_runs_of_unlike_tasks_are_refused_by_name(
 def test_a_run_of_another_task_among_others_is_left_out_and_named(
     tmp_path: Path, laptop: Path, h100: Path
 ) -> None:
-    file = run_of(
-        tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(model="gpt2-medium"))
-    )
+    medium = asdict(Workload(model="gpt2-medium"))
+    file = run_of(tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=medium)
     boards = load_boards([laptop, file, h100])[0]
     found = build_chain(boards, load_baseline(f"{laptop}:baseline"))
     assert [run.source for run in found.runs] == [laptop, h100]
@@ -260,11 +255,8 @@ def test_hostile_names_stay_text_in_every_output(tmp_path: Path, laptop: Path) -
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
-RESULTS = ROOT / "results" / "intel-xeon-x2"
-FILES = [
-    RESULTS / f"{name}.jsonl"
-    for name in ("cpu-20261121T115316Z", "ddp-cpu-20261121T211353Z", "xla-cpu-20261121T215419Z")
-]
+NAMES = ("cpu-20261121T115316Z", "ddp-cpu-20261121T211353Z", "xla-cpu-20261121T215419Z")
+FILES = [ROOT / "results" / "intel-xeon-x2" / f"{name}.jsonl" for name in NAMES]
 
 
 def speed(file: Path, rung: str) -> float:
@@ -298,16 +290,8 @@ def test_the_command_shows_the_chain_above_the_scoreboards_and_refuses_in_one_li
     laptop: Path, h100: Path
 ) -> None:
     def report(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [
-            sys.executable,
-            "-m",
-            "bench.cli",
-            "report",
-            str(laptop),
-            str(h100),
-            "--markdown",
-            *arguments,
-        ]
+        command = [sys.executable, "-m", "bench.cli", "report", str(laptop), str(h100), "--markdown"]
+        command += arguments
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
     shown, refused = report("--baseline", f"{laptop}:baseline"), report("--baseline", f"{laptop}:nothing")

@@ -23,13 +23,8 @@ from bench.report.plots.style import svg, theme
 from gpt2.config.toggles import Toggles
 
 WITHOUT: dict[str, Any] = {
-    "first_step_seconds": None,
-    "recompiles": None,
-    "data_wait_seconds": None,
-    "grad_norms": [],
-    "peak_flops_bf16": None,
-    "proofs": None,
-    "losses": [9.0, 8.0, 7.0, 6.0],
+    **dict.fromkeys(("first_step_seconds", "recompiles", "data_wait_seconds", "peak_flops_bf16", "proofs")),
+    **{"grad_norms": [], "losses": [9.0, 8.0, 7.0, 6.0]},
 }
 """Of what is looked at from outside."""
 FIRST, TOP = Toggles(device="cuda"), Toggles(device="cuda", attention="sdpa")
@@ -119,13 +114,13 @@ def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
     assert f"{said} {means}" in text
 
 
+ONE = "Of the one peer measured in this run"
+
+
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
-        (
-            (2000.0, 1500.0, 2600.0),
-            "Of the one peer measured in this run, ours is perhaps no faster than nanoGPT.",
-        ),
+        ((2000.0, 1500.0, 2600.0), f"{ONE}, ours is perhaps no faster than nanoGPT."),
         # Surely a little faster, within the noise floor.
         ((1990.0,), "ours is perhaps no faster than nanoGPT."),
         ((5000.0,), "ours is slower than nanoGPT."),
@@ -224,15 +219,8 @@ def test_where_the_whole_gpu_s_memory_is_known_of_both_it_is_what_is_compared() 
 
 
 def test_a_peer_that_is_not_here_is_no_failure_and_is_said() -> None:
-    records = [
-        record(repetition=1),
-        peer(
-            1.0,
-            status="unsupported",
-            measurement=None,
-            error="nanoGPT: set NANOGPT to the folder of its checkout",
-        ),
-    ]
+    lacks = "nanoGPT: set NANOGPT to the folder of its checkout"
+    records = [record(), peer(1.0, status="unsupported", measurement=None, error=lacks)]
     assert exit_code(records) == 0
     text = to_markdown(scoreboard(records))
     assert "nanoGPT: not supported here: nanoGPT: set NANOGPT" in text
@@ -252,10 +240,8 @@ def test_peers_of_two_runs_are_paired_by_their_command() -> None:
     found = compare(Side(letter="A", board=first), Side(letter="B", board=other))
     assert [(pair.first.rung, pair.other.rung) for pair in found.pairs][1] == ("nanoGPT", "nanoGPT")
     assert found.pairs[1].loss_differs is None
-    unlike = board(
-        1600.0, external=External(peer="nanogpt", version=None, command="python train.py --compile=False")
-    )
-    found = compare(Side(letter="A", board=first), Side(letter="B", board=unlike))
+    eager = External(peer="nanogpt", version=None, command="python train.py --compile=False")
+    found = compare(Side(letter="A", board=first), Side(letter="B", board=board(1600.0, external=eager)))
     assert found.unpaired == ("Only in A: nanoGPT.", "Only in B: nanoGPT.")
 
 

@@ -134,30 +134,20 @@ def test_its_figures_are_those_of_the_full_table(name: str) -> None:
 
 def board(**of_second: object) -> Scoreboard:
     records = []
-    for repetition in (1, 2, 3):
-        records.append(record(repetition=repetition, measurement=measurement(1000.0 + repetition)))
-        records.append(
-            record(kind="control", repetition=repetition, measurement=measurement(1000.0 + repetition))
-        )
-        second = {
-            "toggles": Toggles(device="cuda", attention="sdpa"),
-            "measurement": measurement(2000.0 + repetition),
-        }
-        records.append(record("SDPA", 1, repetition, **{**second, **of_second}))
+    for n in (1, 2, 3):
+        kinds = ("cumulative", "control")
+        records += [record(repetition=n, kind=kind, measurement=measurement(1000.0 + n)) for kind in kinds]
+        second = {"toggles": Toggles(device="cuda", attention="sdpa"), "measurement": measurement(2000.0 + n)}
+        records.append(record("SDPA", 1, n, **{**second, **of_second}))
     return scoreboard(records)
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [
-        ("out_of_memory", "out of memory: no room"),
-        ("timeout", "timed out: no room"),
-        ("failed", "failed: no room"),
-    ],
+    ("status", "words"), [("out_of_memory", "out of memory"), ("timeout", "timed out"), ("failed", "failed")]
 )
 def test_words_stand_in_place_of_figures_that_are_not_there(status: str, words: str) -> None:
     shown = text(board(status=status, error="no room\nTraceback", measurement=None))
-    assert words in shown
+    assert f"{words}: no room" in shown
     assert "Traceback" not in shown
 
 
@@ -205,16 +195,6 @@ def test_a_rung_that_changes_the_maths_is_marked_and_never_the_fastest() -> None
     assert "Fastest: SDPA" not in shown
 
 
-def test_one_round_claims_nothing() -> None:
-    shown = text(scoreboard([each for each in board().records if each.repetition == 1]))
-    assert "How sure: not at all yet" in shown
-
-
-def test_where_only_the_control_is_missing_no_more_rounds_are_asked_for() -> None:
-    shown = text(scoreboard([each for each in board().records if each.kind != "control"]))
-    assert "it takes the first rung run again in each round (A/A control)" in " ".join(shown.split())
-
-
 def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
     lost = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", EAGER, 90.0), ("d", FUSED, 149.0))
     assert "Largest sure gains: b 1.50x." in text(lost)
@@ -225,11 +205,6 @@ def test_a_ladder_that_takes_a_change_back_says_that_its_rungs_may() -> None:
     assert "what those above it switch on, unless it takes that back." in " ".join(text(back).split())
     kept = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0))
     assert "A rung keeps what those above it switch on. " in text(kept)
-
-
-def test_a_first_rung_that_is_the_fastest_is_not_compared_with_itself() -> None:
-    shown = text(ladder(("a", EAGER, 100.0), ("b", BF16, 50.0)))
-    assert "How sure: faster than every other rung." in shown
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from places import REAL, ROOT
 from rich.console import Console
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, records_of
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.timing import timing
@@ -43,20 +43,7 @@ def board(
 ) -> Scoreboard:
     """Of three rounds in which nothing varies."""
     environment = MACHINE.model_copy(update={"chip": chip})
-    records = [
-        record(
-            name,
-            index,
-            repetition,
-            toggles=toggles,
-            measurement=measurement(tps),
-            environment=environment,
-            **changes,
-        )
-        for index, (name, toggles, tps) in enumerate(rungs)
-        for repetition in (1, 2, 3)
-    ]
-    return scoreboard(records, Path(source))
+    return scoreboard(records_of(*rungs, rounds=3, environment=environment, **changes), Path(source))
 
 
 def column(table: Table | None, title: str) -> list[str]:
@@ -136,14 +123,10 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     derived = measurement(peak_flops_kind="derived")
-    cpu = scoreboard(
-        [record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d")
-    )
+    cpu = scoreboard(records_of(("d", Toggles(), 1e3), rounds=3, measurement=derived), Path("d"))
     (table,) = hardware([SLOW, cpu], [])
-    assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {
-        "a": "0.086%",
-        "d": "0.086%§",
-    }
+    found = dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True))
+    assert found == {"a": "0.086%", "d": "0.086%§"}
     context = mfu_context([cpu, SLOW], CONTEXT)
     assert column(context, "MFU")[:2] == ["0.086%", "0.086%§"]  # a datasheet's first
     assert any(note.startswith("§ ") for note in table.notes)
@@ -153,7 +136,7 @@ def test_how_an_mfu_on_ranks_of_one_cpu_follows_from_its_peak_is_said() -> None:
     """The peak is counted once, though two ranks share it."""
     two = Toggles(world_size=2)
     shared = measurement(1e3, tokens_per_step=2048, peak_flops_bf16=5e12, peak_devices=1)
-    cpu = scoreboard([record("d", 0, n, toggles=two, measurement=shared) for n in (1, 2, 3)], Path("d"))
+    cpu = scoreboard(records_of(("d", two, 1e3), rounds=3, measurement=shared), Path("d"))
     (table,) = hardware([SLOW, cpu], [])
     assert column(table, "MFU (bf16)")[1] == f"{854_438_400 * 1e3 / 5e12:.1%}"
     assert any("MFU counts each CPU once" in note for note in table.notes)
@@ -192,9 +175,8 @@ def test_the_committed_ranges_are_those_of_the_reference() -> None:
 
 
 def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
-    rungs = [
-        (f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in ((1, 400e3), (2, 780e3), (8, 3.04e6))
-    ]
+    speeds = ((1, 400e3), (2, 780e3), (8, 3.04e6))
+    rungs = [(f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in speeds]
     table = scaling([board(*rungs)])
     assert column(table, "Linear would be") == ["-", "800,000", "3,200,000"]
     assert column(table, "Efficiency") == ["-", f"{780 / 800:.1%} ±0.0%", f"{3040 / 3200:.1%} ±0.0%"]
@@ -204,9 +186,8 @@ def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
 
 def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
     found = [measurement(tps, peak_memory_bytes=size * 2**30) for tps, size in ((1e3, 4), (2e3, 3))]
-    shown = scoreboard(
-        [record("a", measurement=found[0]), record("b", 1, toggles=BF16, measurement=found[1])]
-    )
+    second = record("b", 1, toggles=BF16, measurement=found[1])
+    shown = scoreboard([record("a", measurement=found[0]), second])
     assert column(board_tables(shown)[0], "Memory over rung before") == ["-", "0.75x"]
     assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
 
@@ -222,21 +203,15 @@ def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_tha
         records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
     shown = scoreboard(records)
     table = board_tables(shown)[0]
-    assert [each.split(",")[0] for each in column(table, "Over rung before")] == [
-        "-",
-        "2.00x",
-        "4.00x",
-        "1.25x",
-    ]
+    over = [each.split(",")[0] for each in column(table, "Over rung before")]
+    assert over == ["-", "2.00x", "4.00x", "1.25x"]
     assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
     assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
 
 
 def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
-    larger = measurement(1e3, tokens_per_step=4096)
-    shown = scoreboard(
-        [record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)]
-    )
+    larger, four = measurement(1e3, tokens_per_step=4096), replace(CUDA, micro_batch_size=4)
+    shown = scoreboard([record(), record("b", 1, toggles=four, measurement=larger)])
     assert timing(shown)[1].saved is None
 
 
@@ -333,10 +308,8 @@ def test_a_machine_that_trained_several_models_has_a_column_for_each_and_namesak
 
 def test_the_index_begins_with_the_whole_climb_and_has_the_atlas_beneath_the_best_of_each_machine() -> None:
     index = files(assemble(two_machines()))["scoreboard.md"]
-    places = [
-        index.index(each) for each in ("plots/summary.svg", "| machine |", "plots/atlas.svg", "## quick-x1")
-    ]
-    assert places == sorted(places)
+    parts = ("plots/summary.svg", "| machine |", "plots/atlas.svg", "## quick-x1")
+    assert (places := [index.index(part) for part in parts]) == sorted(places)
 
 
 def test_no_page_links_a_picture_that_is_not_drawn() -> None:

@@ -28,12 +28,9 @@ def step(number: int, **values: Any) -> Event:
     return Event(kind="step", step=number, values={**measured, "wait_seconds": 0.01, **values})
 
 
-def val(number: int, loss: float, corpus: str = "tinyshakespeare") -> Event:
-    return Event(
-        kind="val",
-        step=number,
-        values={"loss": loss, "tokens": 1024, "corpus": corpus, "elapsed_seconds": number},
-    )
+def val(number: int, loss: float | None, corpus: str = "tinyshakespeare") -> Event:
+    values = {"loss": loss, "tokens": 1024, "corpus": corpus, "elapsed_seconds": number}
+    return Event(kind="val", step=number, values=values)
 
 
 def score(number: int, style: str, acc_norm: float) -> Event:
@@ -60,11 +57,15 @@ def table(*folders: Path) -> str:
     return "\n".join(table.to_markdown("##") for table in tables(load(folders)))
 
 
+def cells(text: str) -> list[str]:
+    """The row of the run that is called mine."""
+    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
 def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> None:
     text = table(written(tmp_path / "mine", LEG, val(0, 11.0), *map(step, range(1, 5)), val(4, 7.5)))
-    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == [
+    assert cells(text) == [
         *("mine", "gpt2", "tinyshakespeare", "8 x H100", "float32"),
         *("4 of 4", "4,096", "18 s", "512", "3.00", "0.5%"),
         *("8.5000", "7.5000 (tinyshakespeare)", "7.5000"),
@@ -100,9 +101,8 @@ def test_hellaswag_of_two_styles_never_shares_a_table(tmp_path: Path) -> None:
     completion, harness = (table for table in tables(load([run])) if table.title.startswith("HellaSwag"))
     assert [row[5] for row in completion.cells if row[0] == "mine"] == ["0.2900"]
     assert [row[5] for row in harness.cells if row[0] == "mine"] == ["0.3100"]
-    assert all(
-        row[6].startswith("published") for row in (*completion.cells, *harness.cells) if row[0] != "mine"
-    )
+    others = [row for row in (*completion.cells, *harness.cells) if row[0] != "mine"]
+    assert all(row[6].startswith("published") for row in others)
     assert "0.2955" in {row[5] for row in completion.cells}
     assert "0.3114" in {row[5] for row in harness.cells}
     assert "0.3114" not in {row[5] for row in completion.cells}
@@ -151,9 +151,8 @@ def test_samples_are_shown_as_they_were_written(tmp_path: Path) -> None:
 def test_plots_are_drawn_for_all_that_there_is_to_show(tmp_path: Path) -> None:
     first = written(tmp_path / "a", LEG, val(0, 11.0), *map(step, range(1, 5)), score(4, "completion", 0.29))
     second = written(tmp_path / "b", LEG, *map(step, range(1, 5)), val(4, 3.0, "fineweb"))
-    done = CliRunner().invoke(
-        app, ["trainings", str(first), str(second), "--plots", "--out", str(tmp_path / "out")]
-    )
+    asked = ["trainings", str(first), str(second), "--plots", "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     drawn = {file.name for file in (tmp_path / "out" / "plots").glob("*.svg")}
     kinds = ("loss-by-step", "loss-by-time", "speed", "hellaswag-completion")
@@ -195,15 +194,13 @@ def test_more_runs_than_colours_are_told_apart_by_their_lines(tmp_path: Path) ->
     assert len(set(_styles(runs))) == 8
 
 
-@pytest.mark.parametrize(
-    ("text", "said"), [("{", "is damaged"), ("[]", "is damaged"), ('{"run": {}}', "is damaged")]
-)
-def test_a_folder_that_holds_no_run_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": {}}'])
+def test_a_folder_that_holds_no_run_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no run of gpt2 train"):
         load([tmp_path])
     folder = written(tmp_path / "mine", LEG)
     (folder / "run.json").write_text(text)
-    with pytest.raises(RecordError, match=said) as raised:
+    with pytest.raises(RecordError, match="is damaged") as raised:
         load([folder])
     assert "\n" not in str(raised.value)
 
@@ -249,10 +246,7 @@ def test_metrics_in_another_encoding_are_named(tmp_path: Path) -> None:
 def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
     losses: list, lowest: str, tmp_path: Path
 ) -> None:
-    vals = [
-        Event(kind="val", step=n, values={"loss": loss, "corpus": "c", "tokens": 9, "elapsed_seconds": 1.0})
-        for n, loss in enumerate(losses)
-    ]
+    vals = [val(n, loss, "c") for n, loss in enumerate(losses)]
     (run,) = load([written(tmp_path / "mine", LEG, step(1), *vals)])
     row = tables([run])[0].cells[0]
     assert row[-2] == ("not finite (c)" if losses[-1] is None else f"{losses[-1]:.4f} (c)")
@@ -330,18 +324,13 @@ def test_losses_of_an_older_version_compare_by_the_corpus_and_its_tokens(tmp_pat
     new = val(4, 2.5)
     new.values["sha256"] = "ab"
     text = table(written(tmp_path / "mine", LEG, val(0, 5.0), *map(step, range(1, 5)), val(2, 2.0), new))
-    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
-    assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "2.0000"
+    assert cells(text)[-1] == "2.0000"
 
 
 def test_the_lowest_loss_is_of_those_on_the_last_one_s_tokens(tmp_path: Path) -> None:
-    text = table(
-        written(
-            tmp_path / "mine", LEG, val(0, 1.5, "easy"), *map(step, range(1, 5)), val(2, 7.0), val(4, 7.5)
-        )
-    )
-    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
-    assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "7.0000"
+    steps = map(step, range(1, 5))
+    run = written(tmp_path / "mine", LEG, val(0, 1.5, "easy"), *steps, val(2, 7.0), val(4, 7.5))
+    assert cells(table(run))[-1] == "7.0000"
 
 
 def test_a_run_that_is_named_twice_is_one(tmp_path: Path) -> None:

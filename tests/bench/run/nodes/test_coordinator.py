@@ -16,14 +16,14 @@ from typing import Any
 
 import psutil
 import pytest
-from runs import GOOD, instead_of_workers
+from runs import GOOD, Silent, instead_of_workers
 from samples import MACHINE
 from waiting import PATIENCE, Sleepless, is_gone, until
 
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder, load
 from bench.process.shutdown import Stop
-from bench.records.record import Outcome, Record, read
+from bench.records.record import Outcome, read
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.executor import Executor
@@ -54,14 +54,6 @@ class Memory(Rendezvous):
 
 
 # --- who may take part --------------------------------------------------------------------------------------
-
-
-class Silent:
-    def note(self, text: str) -> None: ...
-    def waiting(self, what: str) -> None: ...
-    def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
-    def working(self, phase: str, steps: int, tps: float | None) -> None: ...
-    def finished(self, record: Record) -> None: ...
 
 
 class Run:
@@ -274,6 +266,7 @@ OK = Outcome(status="ok")
 PEER = Outcome(
     status="failed", error="RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711\ntail"
 )
+COMPLAINT = "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
 KILLED = Outcome(status="failed", error="killed by SIGKILL: last words\ntail")
 SLOW = Outcome(status="too_slow", error="its first steps ran at 3 tokens/s", first_tokens_per_second=3.0)
 MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of memory")
@@ -306,16 +299,13 @@ def test_the_side_that_was_the_cause_is_named_first(
 
 def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
     found = merged_outcome(at(0), {0: OK, 1: KILLED})
-    assert (found.status, found.warnings) == (
-        "ok",
-        ["after the window: node 1 of 2: killed by SIGKILL: last words"],
-    )
+    said = "after the window: node 1 of 2: killed by SIGKILL: last words"
+    assert (found.status, found.warnings) == ("ok", [said])
 
 
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
-    found = merged_outcome(
-        at(0), {0: OK, 1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)}
-    )
+    theirs = Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)
+    found = merged_outcome(at(0), {0: OK, 1: theirs})
     assert [each.split(";")[0] for each in found.warnings] == [
         "node 1: other work: others keep 0.50 cores busy",
         "node 1: GPU 3 throttles",
@@ -368,10 +358,7 @@ def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
 def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     answer(node, 1, status="splendid")
-    assert one.conclude(PEER).error == (
-        "node 1 of 2: was lost: its answer cannot be read\n"
-        "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
-    )
+    assert one.conclude(PEER).error == f"node 1 of 2: was lost: its answer cannot be read\n{COMPLAINT}"
 
 
 def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[DistributedTask, Memory]) -> None:
@@ -386,10 +373,7 @@ def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[DistributedTask
     one, node = joint
     node.outgoing["left"] = "its bench run ended"
     node.exchange()
-    assert one.conclude(PEER).error == (
-        "node 1 of 2: was lost: its bench run ended\n"
-        "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
-    )
+    assert one.conclude(PEER).error == f"node 1 of 2: was lost: its bench run ended\n{COMPLAINT}"
 
 
 def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
@@ -517,9 +501,8 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
         "print(store._process.pid, flush=True)\n"
         "input()"
     )
-    runner = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    command, pipe = [sys.executable, "-c", program], subprocess.PIPE
+    runner = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert runner.stdout
     child = psutil.Process(int(runner.stdout.readline()))
     runner.send_signal(signal.SIGKILL)
@@ -530,9 +513,8 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
 def test_a_port_in_use_is_one_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = at(0, other.getsockname()[1])
-        with pytest.raises(
-            PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"
-        ):
+        said = r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"
+        with pytest.raises(PlaceError, match=said):
             Rendezvous(place)
 
 
@@ -557,9 +539,8 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}, {name: one, set: {world_size: 1}}]"))
-    monkeypatch.setattr(
-        runner, "probe", lambda *arguments, **options: ProbeResult(environment=MACHINE, memory_bytes={})
-    )
+    asked = ProbeResult(environment=MACHINE, memory_bytes={})
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     instead_of_workers(monkeypatch, GOOD)
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))
@@ -569,7 +550,6 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     assert one.status == "ok", one.error
     assert (two.environment.nodes, one.environment.nodes) == (2, 2)
     assert path.parent.name.endswith("-2nodes")
-    assert (
-        "--nnodes 2 --node-rank NODE --nproc-per-node 1 --master-addr HOST --master-port PORT" in two.command
-    )
+    meeting = "--nnodes 2 --node-rank NODE --nproc-per-node 1 --master-addr HOST --master-port PORT"
+    assert meeting in two.command
     assert "torch.distributed.run" not in one.command

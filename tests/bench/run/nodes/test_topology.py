@@ -35,10 +35,7 @@ WRITE = "write HOST:PORT of node 0, such as 10.0.0.1:29400 or [fd00::1]:29400"
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (
-            (None, 1, "a:1"),
-            "--node-rank and --rdzv are for several nodes; give their number with --nnodes",
-        ),
+        ((None, 1, "a:1"), "--node-rank and --rdzv are for several nodes; give their number with --nnodes"),
         ((2, None, "a:1"), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
         ((2, 0, None), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
         ((2, 2, "a:1"), "--node-rank 2 is not one of 0 to 1, the nodes of --nnodes 2"),

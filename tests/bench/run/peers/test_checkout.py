@@ -95,11 +95,8 @@ def test_any_trainer_that_prints_the_plain_line_is_read() -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_the_lines_that_the_documentation_shows_are_read(name: str) -> None:
-    (row,) = [
-        line
-        for line in (ROOT / "docs/peers.md").read_text().splitlines()
-        if re.match(rf"\|.*`{name}`.*\|", line)
-    ]
+    lines = (ROOT / "docs/peers.md").read_text().splitlines()
+    (row,) = [line for line in lines if re.match(rf"\|.*`{name}`.*\|", line)]
     shown = row.split("|", 2)[2].split("`")[1].replace("\\|", "|")
     (line,) = read(name, shown)
     assert line.step == 12
@@ -146,10 +143,7 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
 @pytest.mark.parametrize(
     ("rungs", "said"),
     [
-        (
-            f"[{OTHER}]",
-            "rung 'n': the first rung cannot be external",
-        ),
+        (f"[{OTHER}]", "rung 'n': the first rung cannot be external"),
         (
             f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]",
             "peer 'nanogtp' is not known; did you mean 'nanogpt'?",
@@ -172,14 +166,8 @@ def test_a_wrong_external_rung_is_refused_with_what_to_do(write_ladder, rungs: s
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        (
-            "workload.model=gpt2",
-            "trains model tiny, and workload.model is gpt2; change its command with it, or leave",
-        ),
-        (
-            "workload.seq_len=64",
-            "trains seq_len 32, and workload.seq_len is 64; change its command with it, or leave",
-        ),
+        ("workload.model=gpt2", "trains model tiny, and workload.model is gpt2"),
+        ("workload.seq_len=64", "trains seq_len 32, and workload.seq_len is 64"),
     ],
 )
 def test_a_peer_whose_command_trains_another_workload_is_refused(
@@ -188,14 +176,14 @@ def test_a_peer_whose_command_trains_another_workload_is_refused(
     path = write_ladder(f"[{FIRST}, {OTHER}]")
     with pytest.raises(LadderError) as refused:
         load(path, [override])
+    said = f"{said}; change its command with it, or leave"
     assert str(refused.value).startswith(f"{path}: rung 'n': external: its command {said}")
 
 
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
-    with pytest.raises(
-        LadderError, match="--rungs: the first rung 'n' is external and cannot be the reference"
-    ):
+    said = "--rungs: the first rung 'n' is external and cannot be the reference"
+    with pytest.raises(LadderError, match=said):
         ladder.chosen(["n"])
     assert [rung.name for rung in ladder.chosen(["n", "a"])] == ["a", "n"]
 
@@ -215,14 +203,9 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
     schedule = Schedule(ladder, ladder.rungs, ablate=True)
     tasks = list(schedule.round(1))
     assert [task.kind for task in tasks if task.rung.name == "n"] == ["external"]
-    assert [(task.kind, task.rung.name) for task in tasks] == [
-        ("cumulative", "a"),
-        ("external", "n"),
-        ("cumulative", "b"),
-        ("control", "a"),
-        ("control", "b"),
-        ("parity", "b"),
-    ]
+    kinds = [("cumulative", "a"), ("external", "n"), ("cumulative", "b")]
+    kinds += [("control", "a"), ("control", "b"), ("parity", "b")]
+    assert [(task.kind, task.rung.name) for task in tasks] == kinds
     # As the rung of ours before it, and not the external one's.
     assert tasks[-1].rung.toggles.attention == "explicit"
     assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
@@ -232,10 +215,8 @@ def test_a_peer_that_is_left_of_an_interrupted_round_gets_a_control_to_be_held_t
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     schedule = Schedule(ladder, ladder.rungs)
     schedule.resume([record("a")])
-    assert [(task.kind, task.rung.name) for task in schedule.round(1)] == [
-        ("external", "n"),
-        ("control", "a"),
-    ]
+    tasks = [(task.kind, task.rung.name) for task in schedule.round(1)]
+    assert tasks == [("external", "n"), ("control", "a")]
 
 
 def test_a_peer_without_its_variable_is_missing_with_what_to_do(
@@ -248,9 +229,8 @@ def test_a_peer_without_its_variable_is_missing_with_what_to_do(
     with pytest.raises(MissingPeer, match=r"set NANOGPT to .*git clone https://github.com/karpathy/nanoGPT"):
         locate(external, ladder.path)
     monkeypatch.setenv("NANOGPT", str(tmp_path / "nowhere"))
-    with pytest.raises(
-        MissingPeer, match=r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"
-    ):
+    said = r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"
+    with pytest.raises(MissingPeer, match=said):
         locate(external, ladder.path)
 
 
@@ -299,12 +279,10 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     ladder = ladder_that_needs("{train.py: [B = 1]}", write_ladder, tmp_path, monkeypatch)
     external = ladder.rungs[1].external
     assert external
+    edit = "this rung needs a checkout with the edit of docs/peers.md"
     for content, lacks in (
         (None, "$NANOGPT has no train.py: this rung needs the checkout that docs/peers.md describes"),
-        (
-            "B = 4",
-            "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md",
-        ),
+        ("B = 4", f"train.py in $NANOGPT lacks 'B = 1': {edit}"),
     ):
         if content:
             (tmp_path / "train.py").write_text(content)
@@ -339,11 +317,8 @@ def test_a_library_that_a_peer_lacks_is_told_before_anything_runs(
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
-        (
-            "cpu",
-            r"allocator: jemalloc: there is no libjemalloc here; apt-get install libjemalloc2, or choose thp",
-        ),
-        ("cuda", r"allocator: jemalloc: this device has memory of its own; choose system"),
+        ("cpu", "there is no libjemalloc here; apt-get install libjemalloc2, or choose thp"),
+        ("cuda", "this device has memory of its own; choose system"),
     ],
 )
 def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
@@ -355,7 +330,7 @@ def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
     assert external
     monkeypatch.setenv("NANOGPT", str(tmp_path))
     monkeypatch.setattr("gpt2.hardware.host.find_library", lambda library: None)
-    with pytest.raises(MissingPeer, match=reason):
+    with pytest.raises(MissingPeer, match=f"allocator: jemalloc: {reason}"):
         locate_and_check(external, ladder.rungs[1].toggles, ladder.path)
 
 
@@ -445,7 +420,6 @@ def test_a_number_of_another_form_is_not_read_as_the_digits_before_it(text: str)
 
 
 def test_uneven_lines_are_refused() -> None:
-    with pytest.raises(
-        LogError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"
-    ):
+    said = "its lines come unevenly: 1 steps make a block, and after step 6 came st"
+    with pytest.raises(LogError, match=said):
         arrive(Protocol(), [0, 1, 2, 3, 4, 5, 6, 8, 11])

@@ -37,9 +37,8 @@ def machine(
         if task.kind == "sweep" and toggles.micro_batch_size > fits:
             return record(task.rung.name, task.rung.index, status="out_of_memory", **facts)
         size = toggles.micro_batch_size * 2**20
-        measured = measurement(
-            speed(toggles), tokens_per_step=toggles.tokens_per_step(32), peak_memory_bytes=size
-        )
+        step = toggles.tokens_per_step(32)
+        measured = measurement(speed(toggles), tokens_per_step=step, peak_memory_bytes=size)
         return record(task.rung.name, task.rung.index, measurement=measured, **facts)
 
     return run
@@ -89,9 +88,8 @@ def test_batches_double_until_one_does_not_fit_and_the_largest_that_fits_is_foun
     assert sizes(tasks)[:5] == [1, 2, 4, 8, 16]
     assert max(size for size in sizes(tasks) if size <= 11) == 11
     assert min(size for size in sizes(tasks) if size > 11) == 12
-    assert "Largest batch that ran: 11 (micro_batch_size=11); 12 ran out of memory." in caption(
-        scoreboard(records)
-    )
+    said = "Largest batch that ran: 11 (micro_batch_size=11); 12 ran out of memory."
+    assert said in caption(scoreboard(records))
 
 
 @pytest.mark.parametrize("fits", range(1, 20))
@@ -153,15 +151,13 @@ def test_on_a_processor_a_batch_beyond_the_memory_of_all_ranks_is_not_tried(
 def test_only_where_a_winner_is_sought_the_hopeless_run_no_more(write_ladder) -> None:
     ladder = load(write_ladder(RUNGS, repeats=3))
     for best_only, again in ((False, [1, 2, 4, 8]), (True, [1, 8])):
-        tasks, _, said = drive(
-            sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=best_only), machine()
-        )
+        search = sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=best_only)
+        tasks, _, said = drive(search, machine())
         second = [t.rung.toggles.micro_batch_size for t in tasks if t.kind == "sweep" and t.repetition == 2]
         assert second == again
         dropped = [text for text in said if text.startswith("not run again")]
-        assert [text.endswith("micro_batch_size=2; micro_batch_size=4") for text in dropped] == [
-            True
-        ] * best_only
+        assert len(dropped) == best_only
+        assert all(text.endswith("micro_batch_size=2; micro_batch_size=4") for text in dropped)
 
 
 def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladder) -> None:
@@ -187,9 +183,8 @@ def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
     before = [record.model_copy(update={"session": "before"}) for record in records]
     resumed = sweep(ladder, *over, best_only=True)
     resumed.resume(before)
-    then = dict(
-        zip([("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")], speeds, strict=False)
-    )
+    candidates = [("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")]
+    then = dict(zip(candidates, speeds, strict=False))
     slow = machine(speed=lambda t: then.get((t.attention, t.adamw), speeds[-1]))
     _, after, _ = drive(resumed, slow)
     return resumed, [*before, *(record.model_copy(update={"session": "after"}) for record in after)]
@@ -206,10 +201,8 @@ def test_after_an_interruption_candidates_are_held_to_the_control_of_their_own_h
     assert board.fastest.speedup
     assert board.fastest.speedup.value == pytest.approx(4803 / 1685)
     written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)
-    assert (
-        "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all"
-        in written
-    )
+    said = "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all"
+    assert said in written
 
 
 def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -> None:
@@ -223,17 +216,13 @@ def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -
         run = machine(speed=lambda _, speed=speed: speed)
         _, records, _ = drive(search, run, None if half == "third" else 1)
         ran += [record.model_copy(update={"session": half}) for record in records]
-    assert [r.toggles.all["adamw"] for r in ran if r.kind == "sweep" and r.repetition == 2] == [
-        "for_loop",
-        "foreach",
-        "fused",
-    ]
+    second = [r.toggles.all["adamw"] for r in ran if r.kind == "sweep" and r.repetition == 2]
+    assert second == ["for_loop", "foreach", "fused"]
 
 
 def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladder) -> None:
-    tasks, _, _ = drive(
-        sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine()
-    )
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    tasks, _, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     assert [t.repetition for t in tasks if t.kind == "control"] == [1, 2]
     assert {t.rung.index for t in tasks if t.kind == "control"} == {0}
 
@@ -277,13 +266,11 @@ def test_a_sweep_without_the_control_of_a_round_was_interrupted(write_ladder) ->
     ladder = load(write_ladder(RUNGS, repeats=2))
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     told = [record.model_copy(update={"protocol": {"repeats": 2}}) for record in records]
-    assert [scoreboard(told[:n]).interrupted for n in range(1, len(told) + 1)] == [True] * (len(told) - 1) + [
-        False
-    ]
+    assert all(scoreboard(told[:n]).interrupted for n in range(1, len(told)))
+    assert not scoreboard(told).interrupted
     (said,) = [line for line in caption(scoreboard(told[:3])) if "interrupted" in line]
-    assert said == (
-        "Warning: the sweep was interrupted in round 1 of 2; bench sweep with --resume runs what is missing."
-    )
+    why = "the sweep was interrupted in round 1 of 2; bench sweep with --resume runs what is missing"
+    assert said == f"Warning: {why}."
 
 
 def test_a_sweep_resumed_without_best_says_what_it_cannot_run_in_rounds_that_are_over(write_ladder) -> None:
@@ -340,10 +327,8 @@ def test_where_the_first_candidate_fails_the_others_are_held_to_the_first_that_r
     tasks, records, _ = drive(search, run)
     assert {t.rung.toggles.autocast for t in tasks if t.kind in ("parity", "control")} == {"bfloat16"}
     board = scoreboard(records)
-    assert [(row.toggles.autocast, row.toggles.micro_batch_size) for row in board.rows][:2] == [
-        ("bfloat16", 1),
-        ("bfloat16", 2),
-    ]
+    first = [(row.toggles.autocast, row.toggles.micro_batch_size) for row in board.rows[:2]]
+    assert first == [("bfloat16", 1), ("bfloat16", 2)]
     assert board.rows[1].speedup
     assert board.rows[1].speedup.value == pytest.approx(2)
     assert board.control
@@ -363,10 +348,8 @@ def test_what_is_fast_and_trains_otherwise_knocks_nobody_out(write_ladder) -> No
 
     search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused", best_only=True)
     tasks, records, _ = drive(search, run)
-    assert [t.rung.toggles.adamw for t in tasks if t.kind == "sweep" and t.repetition == 2] == [
-        "for_loop",
-        "fused",
-    ]
+    second = [t.rung.toggles.adamw for t in tasks if t.kind == "sweep" and t.repetition == 2]
+    assert second == ["for_loop", "fused"]
     best = scoreboard(records).fastest
     assert best
     assert best.toggles.adamw == "fused"
@@ -418,36 +401,30 @@ def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     quiet = scoreboard(records)
     assert "disturbed" not in ladder_to(ladder, ladder.rungs[-1], quiet.rows[-1], quiet)
-    warning = (
-        "other work: others keep 0.80 cores busy; stop other programs (top shows them) and measure again"
-    )
+    warning = "other work: others keep 0.80 cores busy; stop other programs (top shows them)"
     busy = [records[0], records[1].model_copy(update={"other_work_cores": 0.8}), *records[2:]]
     board = scoreboard(busy)
-    said = f"{warning} (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
+    said = f"{warning} and measure again (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
     written = ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board)
     assert f"# Chosen from measurements that were disturbed: {said}\n" in written
     assert f"Warning: {said}" in caption(board)
 
 
 def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, tmp_path: Path) -> None:
-    _, records, _ = drive(
-        sweep(ladder, "toggles.micro_batch_size=1,2", "toggles.autocast=float32,bfloat16"), machine()
-    )
+    search = sweep(ladder, "toggles.micro_batch_size=1,2", "toggles.autocast=float32,bfloat16")
+    _, records, _ = drive(search, machine())
     board = scoreboard(records)
     assert board.rows[-1].tps
     out = tmp_path / "best.yaml"
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board))
     best = load(out)
     assert [rung.name for rung in best.rungs] == ["a", "b", "micro_batch_size=2 and autocast=bfloat16"]
-    assert best.rungs[-1].toggles == replace(
-        ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16"
-    )
+    last = ladder.rungs[-1]
+    assert best.rungs[-1].toggles == replace(last.toggles, micro_batch_size=2, autocast="bfloat16")
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
-    alike = replace(
-        ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung, index=0) for rung in ladder.rungs[-1:])
-    )
-    out.write_text(ladder_to(alike, replace(ladder.rungs[-1], index=0), board.rows[-1], board))
+    alike = replace(ladder, rungs=(replace(last, name=board.rows[-1].rung, index=0),))
+    out.write_text(ladder_to(alike, replace(last, index=0), board.rows[-1], board))
     assert len({rung.name for rung in load(out).rungs}) == 2
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
     assert load(out).name != best.name
@@ -477,9 +454,8 @@ def test_the_ladder_to_the_best_has_no_rung_above_the_one_that_was_varied(
 def test_candidates_of_other_maths_are_not_among_those_that_the_winner_was_chosen_from(write_ladder) -> None:
     ladder = load(write_ladder("[{name: a, set: {autocast: bfloat16}}]", repeats=2))
     over = ("toggles.residual=float32,bfloat16",)
-    _, records, _ = drive(
-        sweep(ladder, *over, best_only=True), machine(speed=lambda t: 9e3 if t.residual != "float32" else 1e3)
-    )
+    run = machine(speed=lambda t: 9e3 if t.residual != "float32" else 1e3)
+    _, records, _ = drive(sweep(ladder, *over, best_only=True), run)
     board = scoreboard(records)
     assert board.fastest
     written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)

@@ -177,9 +177,8 @@ def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
 def test_an_external_rung_sleeps_while_ours_trains(peer, tmp_path: Path) -> None:
     long = ("--set", "toggles.micro_batch_size=128")  # of ours: a turn takes many times as long as theirs
     ladder = peer(TRAINER, peer="own")
-    code, _, said = turns(
-        ladder, tmp_path / "out", "--first", "--starts", "1", "--rounds", "5", "--steps", "4", *long
-    )
+    asked = ("--first", "--starts", "1", "--rounds", "5", "--steps", "4")
+    code, _, said = turns(ladder, tmp_path / "out", *asked, *long)
     assert code == 0, said
     pair, _ = kept(tmp_path / "out")["groups"][0]["pairs"]
     (took,) = pair["starts"]
@@ -233,9 +232,8 @@ def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
     program = TRAINER.replace(*change)
     assert program != TRAINER
     ladder = peer(program, peer="own")
-    code, shown, said = turns(
-        ladder, tmp_path / "out", "--first", "--starts", "2", "--rounds", "4", "--steps", "3"
-    )
+    asked = ("--first", "--starts", "2", "--rounds", "4", "--steps", "3")
+    code, shown, said = turns(ladder, tmp_path / "out", *asked)
     assert code == 6
     assert re.search(f"other: {complaint}", said)
     if began:
@@ -289,10 +287,8 @@ def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(
     ladder = write_ladder(f"[{', '.join(rungs)}]")
     code, shown, _ = turns(ladder, tmp_path / "out", "--at-once", "3", "--rounds", "2", "--starts", "1")
     assert code == 0, shown
-    pairs = [
-        (pair["over"], pair["rung"]) for group in kept(tmp_path / "out")["groups"] for pair in group["pairs"]
-    ]
-    assert ("a", "c") in pairs
+    found = kept(tmp_path / "out")["groups"]
+    assert ("a", "c") in [(pair["over"], pair["rung"]) for group in found for pair in group["pairs"]]
 
 
 @pytest.mark.slow
@@ -334,18 +330,9 @@ def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(
     peer, tmp_path: Path, number: int
 ) -> None:
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "bench.cli",
-        "turns",
-        str(peer(TRAINER, peer="own")),
-        "--rounds",
-        "10000",
-    ]
-    process = subprocess.Popen(
-        [*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    ladder, pipe = peer(TRAINER, peer="own"), subprocess.PIPE
+    command = [sys.executable, "-m", "bench.cli", "turns", str(ladder), "--rounds", "10000"]
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=pipe, stderr=pipe)
     until(lambda: any(path.stat().st_size for path in out.rglob("turns-*.json")), process)
     process.send_signal(number)
     _, said = process.communicate(timeout=600)

@@ -18,7 +18,7 @@ from places import ROOT
 import gpt2.data.corpora.stream
 from gpt2.config.toggles import Toggles
 from gpt2.data.corpora.sources import Documents, open_documents
-from gpt2.data.corpora.stream import KEPT, HeldOut, StreamedBatches, hold_out
+from gpt2.data.corpora.stream import KEPT, StreamedBatches, hold_out
 from gpt2.files.cache import DataError
 from gpt2.prefetch import MOST_AHEAD, Prefetched
 
@@ -33,28 +33,25 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path, vocabulary: None) -> 
     return str(streams.folder(tmp_path / "mine", TEXTS, 4, request.param))
 
 
-def stream(
-    corpus: str | Documents,
-    *,
-    seed: int = 3,
-    block: int = 37,
-    state: Any = None,
-    held_out: HeldOut | None = None,
-) -> StreamedBatches:
+def stream(corpus: str | Documents, *, seed: int = 3, block: int = 37, **options: Any) -> StreamedBatches:
     documents = open_documents(corpus) if isinstance(corpus, str) else corpus
     return StreamedBatches(
-        documents,
-        seq_len=T,
-        tokens_per_step=T * SEQUENCES,
-        seed=seed,
-        held_out=held_out,
-        block_documents=block,
-        state=state,
+        documents, seed=seed, seq_len=T, tokens_per_step=T * SEQUENCES, block_documents=block, **options
     )
 
 
 def read(batches: StreamedBatches, steps: range) -> list[np.ndarray]:
     return [batches.sequences(step, 0, SEQUENCES)[0] for step in steps]
+
+
+def ids_of(batches: StreamedBatches, steps: int) -> np.ndarray:
+    return np.concatenate([x.reshape(-1) for x in read(batches, range(steps))])
+
+
+def two_epochs(batches: StreamedBatches, tokens: int) -> list[list[tuple[int, ...]]]:
+    """The documents of the first two epochs, each of so many tokens."""
+    ids = ids_of(batches, 2 * tokens // (T * SEQUENCES) + 1)
+    return [documents_of(ids[at : at + tokens]) for at in (0, tokens)]
 
 
 def documents_of(ids: np.ndarray) -> list[tuple[int, ...]]:
@@ -82,11 +79,7 @@ def test_targets_are_one_token_ahead_and_steps_go_straight_on(corpus: str) -> No
 
 def test_an_epoch_has_every_document_once_and_the_next_another_order(corpus: str) -> None:
     wanted = expected()
-    length = sum(map(len, wanted))
-    ids = np.concatenate(
-        [x.reshape(-1) for x in read(stream(corpus), range(2 * length // (T * SEQUENCES) + 1))]
-    )
-    first, second = (documents_of(ids[at : at + length]) for at in (0, length))
+    first, second = two_epochs(stream(corpus), sum(map(len, wanted)))
     assert sorted(first) == sorted(second) == sorted(wanted)
     assert first != wanted
     assert first != second
@@ -94,21 +87,15 @@ def test_an_epoch_has_every_document_once_and_the_next_another_order(corpus: str
 
 def test_one_file_in_one_block_has_another_order_in_the_next_epoch(tmp_path: Path, vocabulary: None) -> None:
     path = str(streams.parquet(tmp_path / "one.parquet", TEXTS[:60]))
-    length = sum(map(len, expected()[:60]))
-    ids = np.concatenate(
-        [x.reshape(-1) for x in read(stream(path, block=60), range(2 * length // (T * SEQUENCES) + 1))]
-    )
-    first, second = (documents_of(ids[at : at + length]) for at in (0, length))
-    assert sorted(first) == sorted(second) == sorted(expected()[:60])
+    wanted = expected()[:60]
+    first, second = two_epochs(stream(path, block=60), sum(map(len, wanted)))
+    assert sorted(first) == sorted(second) == sorted(wanted)
     assert first != second
 
 
 def test_files_come_in_another_order_in_the_next_epoch(corpus: str) -> None:
     wanted = expected()
-    length = sum(map(len, wanted))
-    batches = stream(corpus, block=1)  # documents in the order of their files
-    ids = np.concatenate([x.reshape(-1) for x in read(batches, range(2 * length // (T * SEQUENCES) + 1))])
-    epochs = [documents_of(ids[at : at + length]) for at in (0, length)]
+    epochs = two_epochs(stream(corpus, block=1), sum(map(len, wanted)))  # in the order of their files
     files = [wanted[first : first + 75] for first in range(0, 300, 75)]
     orders = [[files.index(epoch[first : first + 75]) for first in range(0, 300, 75)] for epoch in epochs]
     assert sorted(orders[0]) == sorted(orders[1]) == [0, 1, 2, 3]
@@ -119,7 +106,7 @@ def test_documents_are_shuffled_within_blocks_of_as_many_as_asked_for(
     tmp_path: Path, vocabulary: None
 ) -> None:
     path = str(streams.parquet(tmp_path / "one.parquet", TEXTS))
-    ids = np.concatenate([x.reshape(-1) for x in read(stream(path, block=50), range(25))])
+    ids = ids_of(stream(path, block=50), 25)
     came, wanted = documents_of(ids), expected()
     assert sorted(came[:50]) == sorted(wanted[:50])
     assert sorted(came[50:100]) == sorted(wanted[50:100])
@@ -146,7 +133,7 @@ def test_the_seed_and_the_step_decide_the_batch(other: str, corpus: str) -> None
 def test_a_text_file_is_shuffled_piece_by_piece(shakespeare: Path) -> None:
     import tiktoken
 
-    ids = np.concatenate([x.reshape(-1) for x in read(stream(str(shakespeare)), range(338_026 // 512))])
+    ids = ids_of(stream(str(shakespeare)), 338_026 // 512)
     assert (ids == EOT).sum() == 1
     begin = int(np.flatnonzero(ids == EOT)[0])
     text = shakespeare.read_text(encoding="utf-8")
@@ -164,7 +151,7 @@ def test_what_is_held_out_for_validation_never_comes_in_any_epoch(corpus: str) -
     length = sum(map(len, rest))
     steps = 2 * length // (T * SEQUENCES) + 1
     batches = stream(corpus, held_out=held)
-    came = np.concatenate([x.reshape(-1) for x in read(batches, range(steps))])
+    came = ids_of(batches, steps)
     for at in (0, length):
         assert sorted(documents_of(came[at : at + length])) == sorted(rest)
     with pytest.raises(DataError, match="is for other tokens held out for validation"):
@@ -176,7 +163,7 @@ def test_of_one_text_little_more_is_held_out_than_was_asked_for(shakespeare: Pat
     whole = tokens_of_text(shakespeare)
     batches = stream(str(shakespeare), held_out=held)
     wanted = (len(whole) - 6000) // (T * SEQUENCES)
-    came = np.concatenate([x.reshape(-1) for x in read(batches, range(wanted))])
+    came = ids_of(batches, wanted)
     assert batches.state(wanted)["epoch"] == 0
     assert len(set(came.tolist())) > 0.9 * len(set(whole))
 
@@ -206,9 +193,8 @@ def test_the_global_batch_is_the_same_for_any_number_of_ranks(ranks: int, corpus
     toggles = Toggles(world_size=ranks, micro_batch_size=4, grad_accum_steps=SEQUENCES // 4 // ranks)
     A = toggles.grad_accum_steps
     streamed: Any = [stream(corpus) for _ in range(ranks)]
-    shares = [
-        Prefetched(micro_batches(each, toggles, rank=rank), _same) for rank, each in enumerate(streamed)
-    ]
+    micro = [micro_batches(each, toggles, rank=rank) for rank, each in enumerate(streamed)]
+    shares = [Prefetched(each, _same) for each in micro]
     for step in range(4):
         taken = [[next(share)[0].numpy() for _ in range(A)] for share in shares]
         together = np.stack(taken, axis=1).reshape(-1, T)  # micro-steps outermost, then ranks
@@ -249,9 +235,7 @@ def test_the_position_of_a_step_is_known_while_a_loader_is_ahead(corpus: str) ->
     for step in range(KEPT + 5):
         before[step] = batches.state(step)
         batches.sequences(step, 0, 1)
-    assert [batches.state(step) for step in range(5, KEPT + 5)] == [
-        before[step] for step in range(5, KEPT + 5)
-    ]
+    assert all(batches.state(step) == before[step] for step in range(5, KEPT + 5))
     with pytest.raises(AssertionError, match="position before step 4 is not kept"):
         batches.state(4)
 
