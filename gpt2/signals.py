@@ -34,6 +34,7 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 
 AGAIN_SECONDS = 0.1
+_dropped = threading.Event()
 
 
 def heed_every_interrupt() -> None:
@@ -41,11 +42,19 @@ def heed_every_interrupt() -> None:
     before = sys.unraisablehook
 
     def hook(dropped: sys.UnraisableHookArgs) -> None:
-        if dropped.exc_type is KeyboardInterrupt:
-            again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
-            again.daemon = True
+        if dropped.exc_type is not KeyboardInterrupt:
+            return before(dropped)
+        _dropped.set()
+        again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        again.daemon = True
+        with contextlib.suppress(RuntimeError):  # no thread begins while Python ends, as it was asked to
             again.start()
-        else:
-            before(dropped)
 
     sys.unraisablehook = hook
+
+
+def was_dropped() -> bool:
+    """Whether Python has dropped a KeyboardInterrupt since this was last asked."""
+    dropped = _dropped.is_set()
+    _dropped.clear()
+    return dropped

@@ -84,7 +84,12 @@ def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks
             device = toggles_of([record]).device
             if device in beaten and m.peak_flops_kind == "derived":
                 continue
-            for key, peak in (("bf16", m.peak_flops_bf16), (m.product_format, m.peak_flops_dtype)):
+            in_bfloat16 = m.peak_flops_bf16
+            for key, peak in (
+                ("bf16", in_bfloat16),
+                ("bfloat16", in_bfloat16),
+                (m.product_format, m.peak_flops_dtype),
+            ):
                 if peak is not None:
                     peaks.setdefault((device, key), peak)
     return peaks

@@ -79,10 +79,6 @@ def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
     return [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
 
 
-NARROW = 0.02
-"""Half-width of all intervals at which a run that is given its time takes no more rounds."""
-
-
 def load_with_options(
     ladder: Path,
     set_: list[str] | None,
@@ -105,9 +101,6 @@ def load_with_options(
     protocol, added = loaded.protocol, list[str]()
     if minutes and protocol.blocks > LEAST_BLOCKS:
         added.append(f"protocol.blocks={LEAST_BLOCKS}")
-    rounds_given = any(each.startswith(("protocol.repeats=", "protocol.until=")) for each in overrides)
-    if minutes and protocol.until is None and not rounds_given:
-        added.append(f"protocol.until={NARROW}")
     # There are three times as many processes.
     if ablate and protocol.max_window_seconds > ABLATION_WINDOW:
         added.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpt2.signals import handled
+from gpt2.signals import handled, was_dropped
 
 
 @dataclass
@@ -43,7 +43,7 @@ def interruptible() -> Iterator[None]:
 
     def interrupt(signum: int, frame: object) -> None:
         nonlocal raised
-        if not raised:
+        if not raised or was_dropped():
             raised = True
             raise KeyboardInterrupt
 

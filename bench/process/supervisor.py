@@ -45,6 +45,11 @@ class ProcessEnd:
     seconds: float = 0.0
     """Wall-clock time from start to end."""
 
+    @property
+    def was_cut_off(self) -> bool:
+        """Whether it was ended from without, amid whatever it did."""
+        return self.reason != "exit" or self.kernel_killed or (self.exit_code or 0) < 0
+
 
 def supervise(
     command: list[str],

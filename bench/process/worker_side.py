@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import psutil
 
@@ -82,11 +82,16 @@ _FILLED = "filled-by-bench"
 """Beginning of the name of a file that marks a rung's code in a cache as complete, not cut off by a kill."""
 
 
+CacheState = Literal["warm", "shared", "cold"]
+CACHE_STATES: tuple[CacheState, ...] = get_args(CacheState)
+"""From the least to be compiled to the most."""
+
+
 def _mark(cache: str) -> Path:
     return Path(cache) / "-".join(filter(None, (_FILLED, os.environ.get(CODE))))
 
 
-def compile_cache() -> Literal["cold", "shared", "warm"] | None:
+def compile_cache() -> CacheState | None:
     """Return the state of the compiler's cache that the runner gave this rung; None if it gave none.
 
     warm: all code of this rung is there; shared: that of other rungs, of which it may find parts.

@@ -56,7 +56,7 @@ class Environment(Plain):
     cpu_mhz: Amount | None = None
     """Highest clock, or the one that a virtual machine reports; null where the system does not tell."""
     measured_cpu_mhz: Amount | None = None
-    """In a virtual machine, a core's clock by a chain of dependent instructions; null where not measured."""
+    """In a virtual machine, the clock of all cores at work, by chains of dependent additions; else null."""
     cpu_identity: dict[str, str] = {}
     """Vendor, family, model and stepping, or ARM's implementer and part; empty in older records."""
     memory_bytes: AtLeastOne

@@ -29,7 +29,7 @@ from bench.records.older import translated
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.files.lock import Locked, lock
-from gpt2.files.strict_json import NUL, json_lines
+from gpt2.files.strict_json import BLANK, NUL, json_lines
 
 SCHEMA = 1
 
@@ -490,7 +490,8 @@ def read_lines(
     parsed, warnings, last = [], [], content.count(b"\n") + 1
     if NUL in content:
         warnings.append(f"{path}: holds NULs, as a crash leaves them; they were left out")
-    for number, text in json_lines(content):
+    for number, line in json_lines(content):
+        text = line.strip(BLANK)
         if number == last and torn(text):
             warnings.append(f"{path}: the last line is cut off and was left out")
             continue

@@ -46,6 +46,11 @@ class Options:
     place: Place | None = None
     """Place among several nodes; None if there is one."""
 
+    @property
+    def rounds_given(self) -> bool:
+        """Whether the user has said how many rounds there are to be, or how narrow their intervals."""
+        return any(each.startswith(("protocol.repeats=", "protocol.until=")) for each in self.overrides)
+
 
 def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
     """Return the interpreter's arguments for measuring a rung, without --out. part: over several nodes."""

@@ -46,9 +46,15 @@ class Watcher(Protocol):
 
 SAFE_PATH = "-P"
 """Python's option to ignore a bench.py or torch.py in the working directory."""
-PROCESS = ("device", "threads", "affinity", "world_size", "sharding")
-"""Toggles on which compiled code may depend though the compiler's own keys do not name them."""
-CUT_OFF = ("failed", "timeout", "out_of_memory")
+UNKEYED = (
+    *("device", "threads", "affinity", "world_size", "sharding"),
+    *("attention", "autocast", "matmul_precision"),
+)
+"""Toggles on which compiled code may depend though torch's keys for it do not name them all.
+
+Which kernel attention takes is a flag of the process that torch forgets (pytorch #185449); so is the format
+of autocast in older versions.
+"""
 GPU_SECONDS = 1.0
 """Seconds between samples of the GPUs within a window."""
 
@@ -75,7 +81,7 @@ class Executor:
     """Ends the running process when the user asks for it."""
     team: Team | None = None
     """The other nodes; None if there is one."""
-    _failures: int = 0
+    _cut_off: int = 0
     """Processes that may have left files of compiled code half written."""
 
     def run(self, task: Task) -> Record:
@@ -162,7 +168,7 @@ class Executor:
         process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, process, timeout)
-        self._failures += outcome.status in CUT_OFF
+        self._cut_off += process.was_cut_off and not task.rung.external
         machine = outcome.environment or self.probed.environment
         device = HOST if machine.xla_on_cpu else toggles.device
         ranks = toggles.processes // nodes
@@ -230,12 +236,12 @@ class Executor:
         kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
         folder = code = self._digest(kind, rung.external or asdict(rung.toggles))
         if short_of_time and not kept and not rung.external:
-            alike = [getattr(rung.toggles, name) for name in PROCESS]
-            folder = self._digest("shared", self._failures, *alike)
+            alike = [getattr(rung.toggles, name) for name in UNKEYED]
+            folder = self._digest(f"shared {self._cut_off}", alike)
         return (kept.absolute() if kept else self.scratch) / f"inductor-{folder}", code
 
-    def _digest(self, *what: object) -> str:
-        content = [*what, asdict(self.ladder.workload), self.probed.environment.torch]
+    def _digest(self, kind: str, what: object) -> str:
+        content = [kind, asdict(self.ladder.workload), what, self.probed.environment.torch]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:

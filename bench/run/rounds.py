@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, pairwise
+from statistics import mean
 from typing import Protocol
 
 from bench.analysis.attribution import ratios
@@ -20,7 +21,7 @@ from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, j
 from bench.format import duration, listed
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import Record
-from bench.stats import LEAST_ROUNDS, MOST_ROUNDS_UNTIL, narrow_enough
+from bench.stats import LEAST_ROUNDS, LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL, narrow_enough
 
 
 class TaskSource(Protocol):
@@ -36,19 +37,30 @@ class TaskSource(Protocol):
     def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
 
 
+NARROW = 0.02
+"""Half-width of all intervals at which a run that is to fill its time takes no more rounds."""
+
+
 class TimeLimit:
     """Until when rounds may go on: `seconds` from now on.
 
     patience: how many times as long the first LEAST_ROUNDS rounds may take, without which nothing is sure.
+    fill: whether rounds go on as long as there is time, or until all intervals are NARROW.
     """
 
-    def __init__(self, seconds: float, patience: float = 1.0) -> None:
+    def __init__(self, seconds: float, patience: float = 1.0, *, fill: bool = False) -> None:
         begun = time.monotonic()
         self._ends, self._of_first_rounds = begun + seconds, begun + patience * seconds
+        self.fill = fill
 
     def seconds_left(self, rounds: int) -> float:
         """Return the time for one more round after so many."""
         return (self._of_first_rounds if rounds < LEAST_ROUNDS else self._ends) - time.monotonic()
+
+    def seconds_to_go(self, planned: float) -> float:
+        """Return how long the run will last, if the rounds that are planned take so many seconds."""
+        most = min(planned, self.seconds_left(0))
+        return max(0.0, most, self.seconds_left(LEAST_ROUNDS) if self.fill else 0.0)
 
 
 class Rounds(Schedule):
@@ -68,8 +80,13 @@ class Rounds(Schedule):
     @property
     def planned_rounds(self) -> int:
         """Number of rounds, as far as it is known beforehand: the fewest where time and widths decide."""
-        decided_later = self._limit and self.ladder.protocol.until is not None
-        return LEAST_ROUNDS if decided_later else super().planned_rounds
+        return LEAST_ROUNDS if self._limit and self._until is not None else super().planned_rounds
+
+    @property
+    def _until(self) -> float | None:
+        """Half-width of intervals at which the rounds end; None where their number is given."""
+        until = self.ladder.protocol.until
+        return NARROW if until is None and self._limit and self._limit.fill else until
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """Yield all tasks; the runner appends to `records` meanwhile."""
@@ -81,10 +98,10 @@ class Rounds(Schedule):
 
     def _is_last(self, repetition: int, records: list[Record], note: Callable[[str], None]) -> bool:
         """Whether no round follows this one. Only widths decide, and time: by values it would be biased."""
-        until, limit = self.ladder.protocol.until, self._limit
+        until, limit = self._until, self._limit
         if repetition >= (self.planned_rounds if until is None else MOST_ROUNDS_UNTIL):
             return True
-        if until is not None and repetition >= self.planned_rounds:
+        if until is not None and repetition >= LEAST_ROUNDS_UNTIL:
             known = ratios(scoreboard(records))
             if narrow_enough(known, until):
                 return True
@@ -121,7 +138,8 @@ class Climb:
         """How many of them a run that is resumed had made."""
         self._later: list[Record] = []
         """Records of the rounds of a run that is resumed."""
-        self._seconds: list[float] = []
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
+        """Durations of the tries, of the first rung (True) and of the others."""
         self._rounds: Rounds | None = None
 
     @property
@@ -133,6 +151,8 @@ class Climb:
         """Go on after these records."""
         self._tried = [record for record in records if record.kind == "scout" and not record.cut_short]
         self._tried_before = len(self._tried)
+        for record in self._tried:
+            self._note_seconds(record, record.process_seconds)
         self._later = [record for record in records if record.kind != "scout"]
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
@@ -153,27 +173,35 @@ class Climb:
         """Note an outcome."""
         if record.kind == "scout":
             self._tried += [record] if not record.cut_short else []
-            self._seconds += [seconds] if seconds is not None else []
+            self._note_seconds(record, seconds)
         elif self._rounds:
             self._rounds.ended(record, seconds)
+
+    def _note_seconds(self, record: Record, seconds: float | None) -> None:
+        if seconds is not None:
+            self._seconds[record.rung_index == self._own[0].index].append(seconds)
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Estimated seconds of rounds `repetition` to `rounds`, and of the rungs that are still to be tried.
 
-        Before the rounds: as if all that was carried, and half of what is not tried yet, were measured.
+        Before the rounds: as if of those to be tried as large a share were carried as of the others, at first
+        a third.
         """
         if self._rounds:
             return self._rounds.seconds_left(repetition, rounds)
-        if not self._seconds:
+        of_first, of_others = self._seconds[True], self._seconds[False]
+        if not of_first and not of_others:
             return None
-        known = {record.rung_index for record in self._tried}
-        to_try = sum(not rung.again and rung.index not in known for rung in self._own)
-        carried = len(self._carried | {self._own[0].name})
-        each = sum(self._seconds) / len(self._seconds)
-        tries = to_try * len(self._tried) / max(1, len(known))  # some are made twice and more
+        first, each = mean(of_first or of_others), mean(of_others or of_first)
+        known = {record.rung_index for record in self._tried} - {self._own[0].index}
+        carried = len(self._carried - {self._own[0].name})
+        to_try = sum(not rung.again and rung.index not in known for rung in self._own[1:])
+        expected = carried + to_try * (carried + 1) / (len(known) + 3)
+        per_rung = len(of_others) / len(known) if known else 1.0  # some are tried twice and more
         windows = [self._longer(record) for record in self._tried if record.measurement]
-        longer = sum(windows) / len(windows) if windows else 0.0
-        return tries * each + rounds * (carried + to_try / 2 + 2) * (each + longer)
+        longer = mean(windows) if windows else 0.0
+        a_round = 2 * (first + longer) + (expected + 1) * (each + longer)  # with its two controls
+        return to_try * per_rung * each + (rounds - repetition + 1) * a_round
 
     def _longer(self, tried: Record) -> float:
         """Seconds by which a window of the rounds is longer than that of a try."""

@@ -77,13 +77,17 @@ def run(
     rungs = ladder.chosen(options.rungs)
     for each in (*found, *_notes(ladder, rungs, machine)):
         watcher.note(each)
-    limit = TimeLimit(60 * options.minutes, options.patience) if options.minutes else None
+    limit = None
+    if options.minutes:
+        limit = TimeLimit(60 * options.minutes, options.patience, fill=not options.rounds_given)
     kind = Climb if ladder.protocol.carry == "if_faster" else Rounds
+    # Which earlier run is complete does not depend on the time that this one has.
+    without_limit = source or partial(kind, ladder, rungs, options.ablate)
     source = source or partial(kind, ladder, rungs, options.ablate, limit)
     if options.place:
         machine = machine.model_copy(update={"nodes": options.place.nodes})
     schedule = source()
-    path = _results_file(ladder, options, machine, data_sha256, source)
+    path = _results_file(ladder, options, machine, data_sha256, without_limit)
     records: list[Record] = []
     """Includes those of the run that is resumed."""
     with (
@@ -187,7 +191,7 @@ def _run_tasks(
             rounds = max(schedule.planned_rounds, task.repetition)
             left = schedule.seconds_left(task.repetition, rounds)
             if limit and left is not None:
-                left = min(left, max(0.0, limit.seconds_left(0)))
+                left = limit.seconds_to_go(left)
             watcher.started(task, rounds, left)
             start = time.monotonic()
             try:
@@ -394,6 +398,7 @@ def new_results(ladder: Ladder, out: Path, machine: Environment, name: str = "{}
     for seconds in count():
         time = datetime.now(UTC) + timedelta(seconds=seconds)
         path = folder / name.format(f"{ladder.file_name}-{time:%Y%m%dT%H%M%SZ}")
+        folder.mkdir(parents=True, exist_ok=True)  # another run may have found it empty, and removed it
         with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path

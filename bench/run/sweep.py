@@ -64,7 +64,8 @@ def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[s
             problem = error
     if not rungs:
         raise LadderError(f"{ladder.path}: rung {base.name!r} with other values: {problem}")
-    protocol = replace(ladder.protocol, until=None)  # intervals of dropped candidates never get narrow
+    # Intervals of dropped candidates never get narrow, and no candidate stands on another.
+    protocol = replace(ladder.protocol, until=None, carry="always")
     name = f"{ladder.name}, {base.name}, over {over}"
     return replace(ladder, name=name, rungs=tuple(rungs), protocol=protocol)
 

@@ -23,6 +23,7 @@ from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.process.worker_side import (
+    CACHE_STATES,
     ProgressFile,
     TooSlow,
     age,
@@ -159,8 +160,8 @@ def _measure(
     agree = _agreement(toggles.processes, device)
     cache = compile_cache()
     steps = train(workload, toggles, device, data)
-    if agree(float(cache == "cold")):  # on any rank: all wait for the slowest
-        cache = "cold"
+    if cache:  # all ranks wait for the one that compiles most
+        cache = CACHE_STATES[int(agree(float(CACHE_STATES.index(cache))))]
     startup_seconds = age()
     progress = ProgressFile(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     hardware_flops = hardware_flops_per_token(

@@ -85,7 +85,7 @@ def load(path: Path | None = None) -> list[Example]:
     numbers: dict[bytes, int] = {}
     for number, line in json_lines(content):
         examples.append(_parse(reader, line, f"{source}:{number}"))
-        if (first := numbers.setdefault(line, number)) != number:
+        if (first := numbers.setdefault(line.strip(), number)) != number:
             raise DataError(f"{source}:{number}: is line {first} again, which would count twice; delete one")
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")

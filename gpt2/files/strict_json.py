@@ -14,10 +14,10 @@ BLANK = b" \t\r\0"
 
 
 def json_lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and text of each line that is not blank; a byte order mark at the beginning is no text."""
+    """Yield number and content of each line that is not blank, without a byte order mark."""
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
-        if text := line.strip(BLANK):
-            yield number, text
+        if line.strip(BLANK):
+            yield number, line
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 
+import pytest
 from places import ROOT
 
 PROGRAM = """
-import signal, time
+import contextlib, signal, time
+from bench.process.shutdown import interruptible
 from gpt2.signals import heed_every_interrupt
 
 class Dropping:
@@ -15,15 +17,16 @@ class Dropping:
 
 heed_every_interrupt()
 try:
-    Dropping()
-    time.sleep(60)
+    with BLOCK:
+        Dropping()
+        time.sleep(60)
 except KeyboardInterrupt:
     print("heard")
 """
 
 
-def test_control_c_within_a_destructor_is_heard_after_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+@pytest.mark.parametrize("block", ["contextlib.nullcontext()", "interruptible()"])
+def test_control_c_within_a_destructor_is_heard_after_it(block: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.replace("BLOCK", block)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert (done.stdout, done.stderr) == ("heard\n", "")

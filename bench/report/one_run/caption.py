@@ -231,11 +231,8 @@ def _mfu(board: Scoreboard) -> list[str]:
         peak = "a dense peak"
     formula = f"MFU = {counted} x TPS / {peak} ({measurement.peak_flops_source})"
     lines.append(MethodNote(f"{formula}. By other conventions: {others}."))
-    own = {
-        m.product_format: m.peak_flops_dtype
-        for m in measurements(board.records)
-        if m.product_format and m.peak_flops_dtype
-    }
+    used = {m.product_format for m in measurements(board.records)}
+    own = {name: peak for (_, name), peak in board.peaks.items() if name and name in used}
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
         over = "over the dense peak of what the rung multiplies, in TFLOP/s"
@@ -341,8 +338,8 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
 def _machine(board: Scoreboard) -> str:
     e = board.environment
     flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags else ""
-    measured = f", {e.measured_cpu_mhz / 1000:.1f} measured," if e.measured_cpu_mhz else ""
-    clock = f" of {e.cpu_mhz / 1000:.1f} GHz{measured}" if e.cpu_mhz else ""
+    clock = f" of {e.cpu_mhz / 1000:.1f} GHz" if e.cpu_mhz else ""
+    clock += f" ({e.measured_cpu_mhz / 1000:.1f} GHz measured)" if e.measured_cpu_mhz else ""
     cpu = f"{e.cpu}, {e.cpu_cores} cores{clock}{flags}"
     chip = cpu if e.chip == e.cpu else f"{e.chip} ({e.device_count} here; {cpu})"
     chip = f"{e.nodes} nodes, each: {chip}" if e.nodes else chip
@@ -369,7 +366,7 @@ def _swept(board: Scoreboard) -> Iterator[str]:
     """Notes on a sweep, and on batches that were too large."""
     if board.swept:
         yield (
-            "A sweep: each row is one rung with other values; speed-ups and losses are over the first. "
+            "A sweep: each row is one rung with other values, compared with the first. "
             "The rung before is the next smaller batch of the same toggles or else the first row."
         )
         fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]

@@ -90,8 +90,8 @@ def _notes(ours: RungView | None, results: Sequence[PeerResult], board: Scoreboa
     size = ours.row.tokens_per_step
     notes = [
         "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. "
-        "They start from other weights and text, so no losses are compared, and none is another rung's rung "
-        "before.",
+        "They start from other weights and text, so no losses are compared, and no rung is "
+        "compared with one as the rung before it.",
         f"Ours: {name_with_caveats(ours)}, {ours.tps_cell} tokens per second, {size or 0:,} tokens per step. "
         "Ratios of tokens per second are paired within rounds, ± is the 95 % t interval; memory only where "
         "it was found out the same way. After its first step ours gave back what only compilation needed; "

@@ -243,6 +243,8 @@ def _timing(board: Scoreboard) -> Table | None:
             "tells. Making batches: the host's share of the window; a GPU works meanwhile on what is queued."
         )
     ]
+    if any(times.first_step is None and times.first_step_warm is not None for times in rows):
+        notes.append("Where the first step is a dash, the rung found code that it or others had compiled.")
     if any(times.external for times in rows):
         notes.append(
             "External rungs: start-up is until the first progress line, first step and compilation included."

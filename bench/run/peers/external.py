@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from bench.errors import BenchError
 from bench.host.standstill import uneven
@@ -23,6 +22,7 @@ from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine, Peer, PeerRung
 from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import (
+    CacheState,
     ProgressFile,
     age,
     compile_cache,
@@ -198,7 +198,7 @@ def _measurement(
     timing: LogTiming,
     usage: Usage,
     startup_seconds: float,
-    cache: Literal["cold", "shared", "warm"] | None,
+    cache: CacheState | None,
 ) -> Measurement:
     seconds, peak = timing.block_seconds, usage.peak
     norms = [line.grad_norm for line in timing.lines if line.grad_norm is not None]

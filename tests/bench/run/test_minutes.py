@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from processes import judged, process
 from runs import GOOD, Silent, instead_of_workers
 
 from bench.analysis.scoreboard import scoreboard
-from bench.cli.options import load_with_options
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.records.record import Record, read
@@ -31,10 +30,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def rounds_taken(source: Rounds | Climb, ladder: Ladder, clock: SimpleNamespace, tps: float = 100.0) -> int:
-    """How many rounds a source takes whose processes last ten seconds each."""
+def rounds_taken(source: Rounds | Climb, ladder: Ladder, clock: SimpleNamespace, *speeds: float) -> int:
+    """How many rounds a source takes whose processes last ten seconds each, and have these speeds or one."""
     records: list[Record] = []
-    for task in source.tasks(records, lambda _: None):
+    for task, tps in zip(source.tasks(records, lambda _: None), speeds or repeat(100.0), strict=False):
         clock.now += 10.0
         records.append(judged(task, process(ladder, task, tps)))
         source.ended(records[-1], 10.0)
@@ -56,11 +55,9 @@ def test_rounds_that_an_interval_needs_may_take_longer_with_patience(write_ladde
     assert rounds_taken(source, ladder, clock) == 3
 
 
-def test_of_a_run_until_a_width_three_rounds_are_enough_if_it_is_narrow_and_twenty_the_most(
-    write_ladder, clock
-) -> None:
+def test_of_a_run_until_a_width_five_rounds_are_enough_if_it_is_narrow(write_ladder, clock) -> None:
     ladder = load(write_ladder(TWO, until=0.05))
-    assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)), ladder, clock) == 3
+    assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)), ladder, clock) == 5
 
 
 def test_a_run_until_a_width_plans_the_three_rounds_that_an_interval_needs(write_ladder) -> None:
@@ -69,23 +66,48 @@ def test_a_run_until_a_width_plans_the_three_rounds_that_an_interval_needs(write
     assert Rounds(ladder, ladder.rungs).planned_rounds == 5
 
 
-@pytest.mark.parametrize(
-    ("options", "protocol", "expected"),
-    [
-        ({}, {}, (5, 0.02, 3)),
-        ({"repeats": 4}, {}, (5, None, 4)),
-        ({"until": "7%"}, {}, (5, 0.07, 3)),
-        ({"set_": ["protocol.until=0.5"]}, {}, (5, 0.5, 3)),
-        ({}, {"until": 0.05, "blocks": 3}, (3, 0.05, 3)),
-    ],
-)
-def test_minutes_are_filled_with_rounds_of_short_windows_unless_told_otherwise(
-    options: dict[str, Any], protocol: dict[str, Any], expected: tuple[object, ...], write_ladder
+@pytest.mark.parametrize(("seconds", "taken"), [(5, 1), (80, 2), (9999, 5)])
+def test_time_that_is_to_be_filled_is_filled_with_rounds_until_they_are_narrow(
+    seconds: float, taken: int, write_ladder, clock: SimpleNamespace
 ) -> None:
-    given = {"set_": None, "repeats": None, "until": None, "ablate": False, **options}
-    path = write_ladder(TWO, **{"blocks": 10, "repeats": 3, **protocol})
-    found = load_with_options(path, minutes=45.0, **given)[0].protocol
-    assert (found.blocks, found.until, found.repeats) == expected
+    ladder = load(write_ladder(TWO, repeats=3))
+    assert (
+        rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(seconds, fill=True)), ladder, clock)
+        == taken
+    )
+
+
+def test_as_long_as_they_are_not_narrow_rounds_fill_the_time_up_to_twenty(write_ladder, clock) -> None:
+    ladder = load(write_ladder(TWO, repeats=3))
+    source = Rounds(ladder, ladder.rungs, limit=TimeLimit(9999, fill=True))
+    assert rounds_taken(source, ladder, clock, *range(50, 200)) == 20
+
+
+@pytest.mark.parametrize(
+    ("override", "given"),
+    [("protocol.repeats=4", True), ("protocol.until=0.5", True), ("protocol.block_seconds=2", False)],
+)
+def test_rounds_are_given_by_their_number_or_by_a_width(override: str, given: bool) -> None:
+    assert Options(overrides=(override,)).rounds_given is given
+
+
+def test_what_is_complete_does_not_depend_on_the_time_of_the_run_that_goes_on(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instead_of_workers(monkeypatch, GOOD)
+    ladder = load(write_ladder(TWO, repeats=2))
+    interrupted, complete = (runner.run(ladder, Options(out=tmp_path), Silent()).path for _ in range(2))
+    interrupted.write_text("".join(interrupted.read_text().splitlines(keepends=True)[:3]))
+    options = Options(out=tmp_path, minutes=60, resume=True)
+    assert runner.run(ladder, options, Silent()).path == interrupted != complete
+
+
+def test_time_left_is_that_of_the_rounds_that_are_planned_and_all_of_what_is_to_be_filled(clock) -> None:
+    assert TimeLimit(300).seconds_to_go(120) == 120
+    assert TimeLimit(300).seconds_to_go(1000) == 300
+    assert TimeLimit(300, fill=True).seconds_to_go(120) == 300
+    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(700) == 700
+    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(1000) == 900
 
 
 def test_trying_the_rungs_counts(write_ladder, clock: SimpleNamespace) -> None:

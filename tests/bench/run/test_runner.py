@@ -26,11 +26,12 @@ from bench.analysis.scoreboard import scoreboard
 from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.process import supervisor
+from bench.process.shutdown import Stop
 from bench.process.supervisor import CACHE, CODE
 from bench.process.worker_side import compile_cache, compile_cache_filled
 from bench.records.machine import GpuState, State
 from bench.records.measurement import Measurement
-from bench.records.record import Outcome, Record, read
+from bench.records.record import Record, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
@@ -612,13 +613,13 @@ def test_what_was_compiled_and_kept_is_warm_in_a_later_run(write_ladder, tmp_pat
     assert found == ["cold", "warm"]
 
 
-def caches_of_workers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def caches_of_workers(monkeypatch: pytest.MonkeyPatch, script: str = GOOD) -> list[tuple[str, str]]:
     """Folder and name of the compiled code that workers are given, in order; each of them trains nothing."""
     caches = list[tuple[str, str]]()
 
     def supervise(argv: list[str], environ: dict[str, str], *rest):
         caches.append((environ[CACHE], environ[CODE]))
-        return genuine([sys.executable, "-c", GOOD], environ, *rest)
+        return genuine([sys.executable, "-c", script], environ, *rest)
 
     genuine = processes.supervise
     monkeypatch.setattr(processes, "supervise", supervise)
@@ -637,26 +638,42 @@ def test_code_compiled_and_kept_is_for_a_later_run_of_the_same_rung_only(
     assert Path(first[0]).is_relative_to(tmp_path / "kept")
 
 
-def test_rungs_that_are_tried_share_a_folder_of_compiled_code_until_a_process_fails(
+def test_rungs_that_are_tried_share_a_folder_of_compiled_code_but_for_what_torch_forgets(
     write_ladder, asked: ProbeResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rungs = "[{name: a}, {name: b, set: {gelu: sigmoid}}, {name: two threads, set: {threads: 2}}]"
+    """Which kernel attention takes is no part of torch's keys, and the number of threads was none."""
+    changes = "{gelu: sigmoid}", "{attention: sdpa}", "{threads: 2}"
+    more = ", ".join(f"{{name: {number}, set: {change}}}" for number, change in enumerate(changes))
     caches = caches_of_workers(monkeypatch)
-    ladder = load(write_ladder(rungs, carry="if_faster"))
+    ladder = load(write_ladder(f"[{{name: a}}, {more}]", carry="if_faster"))
     executor = processes.Executor(ladder, Options(out=tmp_path), tmp_path, "", asked, Silent())
-    a, b, two = (Task(kind="scout", rung=rung, repetition=1) for rung in ladder.rungs)
-    for task in (a, b, a, two):
-        executor.run(task)
-    (folder, code), other, again, threads = caches
-    assert again == (folder, code)
-    assert other[0] == folder
-    assert other[1] != code
-    assert threads[0] != folder
-    monkeypatch.setattr(processes, "classify", lambda *facts: Outcome(status="failed", error="killed"))
-    executor.run(a)
-    executor.run(a)
-    assert caches[-2] == (folder, code)
-    assert caches[-1][0] != folder
+    for rung in (*ladder.rungs, ladder.rungs[0]):
+        executor.run(Task(kind="scout", rung=rung, repetition=1))
+    first, same_folder, sdpa, threads, again = caches
+    assert again == first
+    assert same_folder[0] == first[0]
+    assert same_folder[1] != first[1]
+    assert len({first[0], sdpa[0], threads[0]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("end", "changes"),
+    [
+        ("raise SystemExit(1)", False),
+        ("pass", False),  # as on another node, where no outcome is written
+        ("import os; os.kill(os.getpid(), 9)", True),
+    ],
+)
+def test_a_shared_folder_of_compiled_code_is_given_up_once_a_process_was_killed(
+    end: str, changes: bool, write_ladder, asked: ProbeResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = caches_of_workers(monkeypatch, end)
+    ladder = load(write_ladder("[{name: a}]", carry="if_faster"))
+    executor = processes.Executor(ladder, Options(out=tmp_path), tmp_path, "", asked, Silent())
+    for repetition in (1, 2):
+        executor.observe(Task(kind="scout", rung=ladder.rungs[0], repetition=repetition), Stop())
+    first, second = caches
+    assert (first != second) is changes
 
 
 @pytest.mark.parametrize(
