@@ -64,6 +64,7 @@ def quick(
             overrides=tuple(overrides),
             minutes=minutes,
             patience=PATIENCE,
+            however_long=True,
             peak_tflops=peak_tflops,
             price_per_hour=price_per_hour,
         )

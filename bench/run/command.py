@@ -38,11 +38,10 @@ class Options:
     """Folder that keeps compiled code after the run; None to drop it."""
     minutes: float | None = None
     """Time for the run, into which its rounds are fitted; None for as many as the ladder asks for."""
-    patience: float = 1.0
-    """The first LEAST_ROUNDS rounds, which an interval needs, may take so many times `minutes`.
-
-    Above 1, one round always runs.
-    """
+    patience: float = 1.25
+    """The first LEAST_ROUNDS rounds, which an interval needs, may take so many times `minutes`."""
+    however_long: bool = False
+    """Whether one round is run even where it takes far longer than `minutes`."""
     place: Place | None = None
     """Place among several nodes; None if there is one."""
 

@@ -213,7 +213,7 @@ class Climb:
     def _has_time(self) -> bool:
         """Whether there is time for tries that can be done without: all rounds fit, as far as is known."""
         left = self.seconds_left(1, self.planned_rounds)
-        return self._limit is None or left is None or left <= self._limit.seconds_left(0)
+        return self._limit is None or left is None or left <= self._limit.seconds_left(LEAST_ROUNDS)
 
     def _tries(self) -> Iterator[Task]:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.

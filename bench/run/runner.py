@@ -218,7 +218,7 @@ def _run_tasks(
             if record.status == "interrupted":
                 return True, None
             if options.minutes and len(records) == held + 1:
-                _check_minutes(options.minutes, schedule, watcher, options.patience)
+                _check_minutes(options.minutes, schedule, watcher, options.however_long)
         if schedule.cut:  # the file must say that the run is incomplete
             records.append(executor.not_begun(schedule.cut))
             results.append(records[-1])
@@ -260,16 +260,16 @@ def _kept(results: ResultsFile, records: Sequence[Record], on_quick: bool) -> st
     return f"the records before are kept{'' if on_quick else ', and --resume goes on from there'}"
 
 
-def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, patience: float) -> None:
+def _check_minutes(minutes: float, schedule: TaskSource, watcher: Watcher, however_long: bool) -> None:
     """Say where one round takes far longer than there is time, by the first process.
 
-    Raises BenchError unless one round is always run (see Options.patience).
+    however_long: whether it is run all the same; if not, this raises BenchError.
     """
     needed = schedule.seconds_left(1, 1)
     if needed is None or needed < FAR_TOO_LONG * 60 * minutes:
         return
     what = f"--minutes {minutes:g}: one window of each rung takes about {duration(needed)} here"
-    if patience > 1:
+    if however_long:
         watcher.note(f"{what}; that is measured all the same")
         return
     raise BenchError(

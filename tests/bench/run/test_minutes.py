@@ -121,7 +121,7 @@ def test_a_run_that_took_what_fitted_is_complete(
 ) -> None:
     instead_of_workers(monkeypatch, GOOD)
     ladder = load(write_ladder(TWO, repeats=9, timeout_seconds=60))
-    result = runner.run(ladder, Options(out=tmp_path, minutes=0.001, patience=2.0), Silent())
+    result = runner.run(ladder, Options(out=tmp_path, minutes=0.001, however_long=True), Silent())
     assert [record.protocol["repeats"] for record in result.records] == [1, 1, 1, 1]
     assert not scoreboard(result.records).interrupted
 
