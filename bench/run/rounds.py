@@ -238,7 +238,8 @@ class Climb:
                     continue
                 yield from self._best_again(is_stale(self._tried) and self._has_time())
                 yield self._try(rung)
-            if is_close(self._tried, rung.index) and self._has_time():
+            just_tried = self._tried[-1].rung_index == rung.index  # else others were carried since
+            if just_tried and is_close(self._tried, rung.index) and self._has_time():
                 yield from self._best_again()
                 yield self._try(rung, 2)
         yield from self._try_together()
