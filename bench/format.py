@@ -61,9 +61,9 @@ def speed(estimate: Estimate | None) -> str:
     return f"{number(estimate.value)} {spread(estimate)}".strip() if estimate else ""
 
 
-def spread(estimate: Estimate) -> str:
+def spread(estimate: Estimate | None) -> str:
     """An interval, as ±3 % or by its ends; empty where there is none."""
-    return _interval(estimate, lambda half_width: whole_percent(half_width, "±"))
+    return _interval(estimate, lambda half_width: whole_percent(half_width, "±")) if estimate else ""
 
 
 def _interval(estimate: Estimate, narrow: Callable[[float], str]) -> str:
@@ -100,12 +100,17 @@ def verdict_word(verdict: str | None) -> str:
 
 def ratio(estimate: Estimate | None) -> str:
     """A speed-up with its interval."""
-    return with_interval(times(estimate.value) if estimate else "", estimate)
+    return with_interval(times, estimate)
 
 
 def times(value: float) -> str:
     """A factor, such as 1.25x."""
     return f"{value:,.2f}x" if value >= 0.005 else f"{value:.1g}x"
+
+
+def bare_ratio(estimate: Estimate | None) -> str:
+    """A speed-up without its interval; empty where it is absent."""
+    return times(estimate.value) if estimate else ""
 
 
 def judged(estimate: Estimate | None, verdict: str | None) -> str:
@@ -114,13 +119,19 @@ def judged(estimate: Estimate | None, verdict: str | None) -> str:
     return f"{ratio(estimate)}, {word}" if estimate and word else ratio(estimate)
 
 
+def judged_briefly(estimate: Estimate | None, verdict: str | None) -> str:
+    """The same with the interval in whole percent; empty where it is absent."""
+    return " ".join(filter(None, (bare_ratio(estimate), spread(estimate), verdict_word(verdict))))
+
+
 def tokens_per_second(estimate: Estimate | None) -> str:
-    return with_interval(number(estimate.value) if estimate else "", estimate)
+    """Tokens per second with their interval, to a tenth of a percent."""
+    return with_interval(number, estimate)
 
 
-def with_interval(text: str, estimate: Estimate | None) -> str:
-    """A number as text, with its interval."""
-    return f"{text} {_interval(estimate, '±{:.1%}'.format)}".rstrip() if estimate else DASH
+def with_interval(write: Callable[[float], str], estimate: Estimate | None) -> str:
+    """The value as `write` writes it, with its interval; a dash where it is absent."""
+    return f"{write(estimate.value)} {_interval(estimate, '±{:.1%}'.format)}".rstrip() if estimate else DASH
 
 
 def floor(delta: float) -> str:

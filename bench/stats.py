@@ -43,7 +43,15 @@ class Estimate:
     @property
     def excludes_one(self) -> bool:
         """Whether there is an interval, and 1 lies outside it."""
-        return self.low is not None and self.high is not None and not self.low <= 1 <= self.high
+        return self.above(1) or self.below(1)
+
+    def above(self, bound: float) -> bool:
+        """Whether the whole interval lies above `bound`; False without an interval."""
+        return self.low is not None and self.low > bound
+
+    def below(self, bound: float) -> bool:
+        """Whether the whole interval lies below `bound`; False without an interval."""
+        return self.high is not None and self.high < bound
 
     def divided_by(self, number: float) -> Estimate:
         """The estimate of a share; its relative uncertainty stays."""
@@ -134,16 +142,14 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
         return "same" if delta <= LOUD else "unclear"
     least = 1 + delta if delta > LOUD else 1.0
-    if ratio.low > least:
+    if ratio.above(least):
         return "faster"
-    return "slower" if ratio.high < 1 / least else "unclear"
+    return "slower" if ratio.below(1 / least) else "unclear"
 
 
 def beyond_noise(ratio: Estimate, delta: float) -> bool:
     """Whether the whole interval lies beyond the noise floor, on either side."""
-    if ratio.low is None or ratio.high is None:
-        return False
-    return ratio.low > 1 + delta or ratio.high < 1 / (1 + delta)
+    return ratio.above(1 + delta) or ratio.below(1 / (1 + delta))
 
 
 def clearly_ahead(lead: Estimate | None, delta: float | None) -> bool:
@@ -152,7 +158,7 @@ def clearly_ahead(lead: Estimate | None, delta: float | None) -> bool:
     The leader was chosen for its lead, even of two that are alike, so that an interval that excludes 1 would
     be wrong in one of 20 such pairs.
     """
-    return lead is not None and delta is not None and lead.low is not None and lead.low > 1 + delta
+    return lead is not None and delta is not None and lead.above(1 + delta)
 
 
 def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:

@@ -122,21 +122,15 @@ def _gain(
     is_first = over == toggles_of(first)
     reference = board.records.first_tps_by_round(first) if is_first else tps_by_round(without_change)
     ratio = paired_ratio(tps_by_round(with_change), reference)
-    if ratio:
-        status = _status(with_change, without_change, first, board)
-        if status == "ok":  # what the change was added to may itself be broken, though not without effect
-            status = _status(without_change, without_change, first, board)
-        if status == "ok":
-            return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
-        return Gain(ratio=ratio, failed_check=status_word(status))
-    failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
-    return Gain(absent=status_word(failed[-1]) if failed else "not measured")
-
-
-def _status(
-    rung: Sequence[Record], before: Sequence[Record], first: Sequence[Record], board: Scoreboard
-) -> str:
-    return check_claims(rung, first, before, board.records.parity_reference(rung))[0]
+    if not ratio:
+        failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
+        return Gain(absent=status_word(failed[-1]) if failed else "not measured")
+    # What the change was added to may itself be broken; compared with itself, it is never without effect.
+    for rung in (with_change, without_change):
+        status, _ = check_claims(rung, first, without_change, board.records.parity_reference(rung))
+        if status != "ok":
+            return Gain(ratio=ratio, failed_check=status_word(status))
+    return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
 
 
 def _with(records: Sequence[Record], toggles: Toggles) -> list[Record]:

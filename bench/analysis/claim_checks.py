@@ -144,19 +144,16 @@ def rounding_explains_gradients(m: Measurement) -> bool:
 
 def _gradients_differ(rung: Sequence[Record]) -> str | None:
     allowed = GRADIENT_TOLERANCE[toggles_of(rung).precision_class()]
-    for record in rung:
-        difference = record.measurement.gradient_difference if record.measurement else None
-        if record.measurement and record.measurement.gradients_finite is False:
+    for m in measurements(rung):
+        if m.gradients_finite is False:
             return "its gradients, or those of eager code, are not finite"
-        if difference is not None and not difference <= allowed:
-            assert record.measurement
-            if rounding_explains_gradients(record.measurement):
-                continue
-            over_eager = record.measurement.gradient_error_over_eager
-            apart = f"gradients by {difference:.2%} from those of eager code"
-            if over_eager is None:
-                return f"{apart}; the number formats explain {allowed:.2%}"
-            return f"{apart}, and {over_eager:.1f} times as far from float32's as those are"
+        difference, over_eager = m.gradient_difference, m.gradient_error_over_eager
+        if difference is None or difference <= allowed or rounding_explains_gradients(m):
+            continue
+        apart = f"gradients by {difference:.2%} from those of eager code"
+        if over_eager is None:
+            return f"{apart}; the number formats explain {allowed:.2%}"
+        return f"{apart}, and {over_eager:.1f} times as far from float32's as those are"
     return None
 
 

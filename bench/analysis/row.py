@@ -36,18 +36,22 @@ EQUAL = "equal"
 
 @dataclass(frozen=True, kw_only=True)
 class RunCeiling:
-    """The fastest matmul measured on this machine, over the processes that measured it."""
+    """What this machine sustains, over the processes that measured it."""
 
-    flops_per_second: float
-    """FLOP/s of one device: the geometric mean over the processes."""
-    rates: tuple[float, ...]
-    """FLOP/s by process."""
-    product: Matmul
-    """The matmul that was fastest in the first process."""
+    measured: tuple[Ceiling, ...]
+    """All that each process measured: matmuls in several formats, and the speed of memory."""
     elsewhere: str | None
     """run_id of the run that measured it, where that was another one."""
-    measured: tuple[Ceiling, ...]
-    """All that each process measured: other matmuls and formats, and the speed of memory."""
+
+    @property
+    def best(self) -> list[Matmul]:
+        """The fastest matmul of each process."""
+        return [ceiling.best for ceiling in self.measured]
+
+    @property
+    def rates(self) -> list[float]:
+        """FLOP/s of these on one device."""
+        return [matmul.flops_per_second for matmul in self.best]
 
 
 def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
@@ -56,15 +60,9 @@ def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
     ceilings = {}
     for device, candidates in by_device.items():
         own = [record for record in candidates if record.ladder == records[0].ladder]
-        measured = tuple(record.ceiling for record in own or candidates[-1:] if record.ceiling)
-        best = [ceiling.best for ceiling in measured]
-        rates = [product.flops_per_second for product in best]
         ceilings[device] = RunCeiling(
-            flops_per_second=geometric_mean(rates).value,
-            rates=tuple(rates),
-            product=best[0],
+            measured=tuple(record.ceiling for record in own or candidates[-1:] if record.ceiling),
             elsewhere=None if own else candidates[-1].run_id,
-            measured=measured,
         )
     return ceilings
 
@@ -96,7 +94,7 @@ def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks
 
 
 def beaten_peaks(records: Sequence[Record], ceilings: Mapping[str, RunCeiling]) -> dict[str, float]:
-    """By kind of device whose derived peak is below the rate of a matmul measured there, that rate."""
+    """The highest rate of a matmul measured above its device's derived peak, by kind of device."""
     derived = [r for r in records if r.measurement and r.measurement.peak_flops_kind == "derived"]
     peaks, beaten = find_peaks(derived), {}
     for device, ceiling in ceilings.items():
@@ -169,7 +167,7 @@ class Row:
     external: External | None = None
     """The other trainer of an external rung, whose toggles tell its device only."""
     tried: float | None = None
-    """Of a rung that was tried and not carried, its speed over the rung it stood on, in short windows."""
+    """Speed over the rung that it stood on, in short windows; only of a rung tried and not carried."""
     left_out: bool = False
     """Whether it was tried and not carried, so that no round measured it."""
 
@@ -265,7 +263,7 @@ def row_of(
         mfu=_share(flops, tps_per_device, peak),
         mfu_own=_share(flops, tps_per_device, peaks.get((toggles.device, m and m.product_format))),
         hfu=_share(m and m.hardware_flops_per_token, tps_per_device, peak),
-        ceiling_share=_share(flops, tps_per_device, ceiling and ceiling.flops_per_second),
+        ceiling_share=_share(flops, tps_per_device, ceiling and geometric_mean(ceiling.rates).value),
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=m.peak_memory_method if m else None,
         loss=m.losses[loss_step - 1] if m and loss_step and not external else None,
@@ -300,7 +298,7 @@ def _row_left_out(rung: Sequence[Record], before: Sequence[Record] | None) -> Ro
 
 
 def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
-    """What a reader is told of a rung: the toggles that it changes, or the other trainer."""
+    """What a rung changes, in words: toggles, or the trainer."""
     if external := _external(rung):
         return [f"external: {_trainer(external)}"]
     workload = Workload(**rung[0].workload)

@@ -81,7 +81,7 @@ class RunRecords(tuple[Record, ...]):
 
     @cached_property
     def own_rungs(self) -> list[list[Record]]:
-        """Records of each of these that is ours."""
+        """Records of each of these rungs that our own trainer ran."""
         return [rung for rung in self.measured_rungs if not is_external(rung)]
 
     def first_tps_by_round(self, first: Sequence[Record]) -> dict[tuple[int, str], float]:

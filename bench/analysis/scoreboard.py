@@ -33,7 +33,7 @@ class Scoreboard:
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
     last_control: Estimate | None
-    """The same for the last rung of ours; None where that is the first, and of older runs."""
+    """The same for our last rung; None where that is the first, and in older runs."""
     delta: float | None
     """The noise floor, a relative difference, by the noisier control; None without a control."""
     ceilings: dict[str, RunCeiling]
@@ -41,7 +41,7 @@ class Scoreboard:
     peaks: Peaks
     """What MFU is over."""
     beaten: dict[str, float]
-    """By kind of device whose derived peak was beaten here, and so is not used, the FLOP/s that did so."""
+    """FLOP/s measured above a derived peak, which is then not used, by kind of device."""
     loss_step: int | None
     """Step whose loss is shown, counted from 1: the largest of LOSS_STEPS that all measured rungs have."""
     environment: Environment
@@ -70,6 +70,11 @@ class Scoreboard:
     def workload(self) -> dict[str, Any]:
         """What the run trains, as its first record states it."""
         return self.records[0].workload
+
+    @property
+    def task(self) -> tuple[str, int]:
+        """Model and tokens per sequence, which must be equal for speeds to compare."""
+        return str(self.workload["model"]), int(self.workload["seq_len"])
 
     @property
     def title(self) -> str:

@@ -33,32 +33,21 @@ def judge(record: Record, tried: Sequence[Record], together_with: Sequence[str] 
     floor: LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors of the
     windows, whichever is largest.
     """
-    chain = [each for each in tried if _is_carried(each, tried)]
     best = best_of(tried)
-    check, reason = "ok", None
     earlier = [each for each in tried if _configuration(each) == _configuration(record)]
-    tries = [*(each for each in earlier if each.session == record.session), record]
-    ratio = _ratio(tries, best)
     if not tried or any(_is_carried(each, tried) for each in earlier):
-        over, again = (record.rung, _ratio([record], best)) if tried else (None, None)
         return Scout(
-            over=over,
-            ratio=again,
+            over=record.rung if tried else None,
+            ratio=_ratio([record], best),
             floor=None,
             carried=True,
             check=record.status,
             reason=record.error,
             together=[*together_with],
         )
-    if record.status != "too_slow":
-        alike = (each for each in chain if _tokens(each) == _tokens(record) is not None)
-        reference = next(alike, None)
-        check, reason = check_claims([record], chain[:1], chain[-1:], [reference] if reference else None)
-        known = toggles_of(tried[:1]).maths()
-        other_maths = {each: why for each, why in toggles_of([record]).maths().items() if each not in known}
-        if check == "ok" and other_maths:
-            setting, why = next(iter(other_maths.items()))
-            check, reason = "other_maths", f"{setting}: {why}"
+    check, reason = _failed_check(record, tried)
+    tries = [*(each for each in earlier if each.session == record.session), record]
+    ratio = _ratio(tries, best)
     floor = max(LEAST_DELTA, _difference_of_tries(tried), _error(tries, best))
     faster = best is None or (ratio is not None and ratio > 1 + floor)
     return Scout(
@@ -70,6 +59,20 @@ def judge(record: Record, tried: Sequence[Record], together_with: Sequence[str] 
         reason=reason,
         together=[*together_with],
     )
+
+
+def _failed_check(record: Record, tried: Sequence[Record]) -> tuple[str, str | None]:
+    """The check that a try fails, and why; ok where it fails none, or was ended early for being too slow."""
+    if record.status == "too_slow":
+        return "ok", None
+    chain = [each for each in tried if _is_carried(each, tried)]
+    alike = [each for each in chain if _tokens(each) == _tokens(record) is not None]
+    check, reason = check_claims([record], chain[:1], chain[-1:], alike[:1])
+    known = toggles_of(tried[:1]).maths()
+    for setting, why in toggles_of([record]).maths().items():
+        if check == "ok" and setting not in known:
+            return "other_maths", f"{setting}: {why}"
+    return check, reason
 
 
 def best_of(tried: Sequence[Record]) -> Record | None:

@@ -18,7 +18,7 @@ from gpt2.config.toggles import Toggles, describe
 from gpt2.config.workload import Workload
 
 FEW_LINES = 2
-"""Most runs of which it is said one by one that they are not shown."""
+"""Up to so many runs that are not shown are named one by one."""
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:

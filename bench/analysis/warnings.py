@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import filterfalse
 
 from bench.analysis.claim_checks import rounding_explains_gradients
@@ -26,83 +26,86 @@ def warnings(board: Scoreboard) -> list[str]:
     """Warnings of the processes, and those that only all of them together show."""
     # Of the processes that only tried a rung no figure is shown, but what disturbed them may have misled.
     records = [record for record in board.records if record.begun and record.kind != "scout"]
-    machine = board.environment
     fastest = board.records_of(board.fastest) if board.fastest else []
     of_fastest = {NUMBER.sub("#", line) for record in fastest for line in record.warnings}
 
     def weighs(line: str) -> bool:
         return not fastest or NUMBER.sub("#", line) in of_fastest
 
-    # Of tries alone the rounds do not suffer.
-    told, last = disturbed(board), list[str]()
-    if not any(record.disturbed for record in records):
-        told, last = last, told
     lines = [
-        *told,
         *_grouped(records, lambda record: [*filter(weighs, record.warnings)]),
         *ended_early(board),
+        *_of_run(board, records),
+        # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
+        *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)]),
     ]
+    told = disturbed(board)  # which comes last where it disturbed tries alone
+    return [*told, *lines] if any(record.disturbed for record in records) else [*lines, *told]
+
+
+def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:
+    """What a run's rungs and its processes show. records: without those of tries."""
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
-        lines.append(
+        yield (
             "the run was resumed within a round: a round that was cut in two is paired within its parts "
             "only, its second part with the control as first rung"
         )
-    lines += beyond_peak(board)
-    lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
-    unforeseen = [row for row in board.rows if row.expect and row.tps and row.status == "ok"]
-    lines += [f"{row.rung}: {status_of(row)}" for row in unforeseen]
+    yield from beyond_peak(board)
+    for row in board.rows:
+        yield from (f"{row.rung}: {caveat}" for caveat in row.caveats)
+    for row in board.rows:
+        if row.expect and row.tps and row.status == "ok":
+            yield f"{row.rung}: {status_of(row)}"
     for device, rate in board.beaten.items():
         told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
-        lines.append(f"{told}: that peak is wrong, so no MFU is shown; the speeds do not depend on it")
+        yield f"{told}: that peak is wrong, so no MFU is shown; the speeds do not depend on it"
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
-            lines.append(f"the measured ceiling of this {device} drifted within the run; its share is rough")
+            yield f"the measured ceiling of this {device} drifted within the run; its share is rough"
     if board.has_gaps:
-        lines.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
+        yield "not all rungs of the ladder were run; a row's changes are those from the row above it"
     for rung in RunRecords(records).measured_rungs:
-        speeds = list(tps_by_round(rung).values())
-        if speeds and max(speeds) > SCATTER * min(speeds):
-            low, high = min(speeds), max(speeds)
+        speeds = tps_by_round(rung).values()
+        low, high = min(speeds, default=0.0), max(speeds, default=0.0)
+        if high > SCATTER * low:
             apart = f"{high / low:.1f}x apart, from {number(low)} to {number(high)} tokens/s"
-            lines.append(f"{rung[0].rung}: its rounds lie {apart}: something else ran meanwhile")
+            yield f"{rung[0].rung}: its rounds lie {apart}: something else ran meanwhile"
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
-    if load > BUSY * machine.cpu_cores:
-        lines.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
+    if load > BUSY * board.environment.cpu_cores:
+        yield f"the machine was busy: load average up to {load:.1f} on {board.environment.cpu_cores} cores"
     for record in records:
-        if not (m := record.measurement):
-            continue
-        where = f"{record.rung}, round {record.repetition}"
-        if m.gc_seconds and m.gc_seconds > GC_SHARE * sum(m.block_seconds):
-            share = m.gc_seconds / sum(m.block_seconds)
-            lines.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
-        if m.gradient_difference and rounding_explains_gradients(m):
-            apart = f"its gradients are up to {m.gradient_difference:.1%} from those of eager code"
-            both = f"both are as far from float32's, by a factor of {m.gradient_error_over_eager:.1f} at most"
-            lines.append(f"{where}: {apart}, but {both}: rounding explains it")
-        if m.skipped_steps:
-            skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"
-            lines.append(f"{where}: float16 could not hold the gradients of {skipped}")
-        if m.alloc_retries:
-            retried = f"retried {m.alloc_retries} times; use less memory"
-            lines.append(f"{where}: the allocator ran out and {retried}")
+        yield from _of_process(record)
     if any(record.environment.dirty for record in records):
-        lines.append(f"measured on a changed checkout of commit {machine.commit}")
-    # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
-    return [*lines, *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)]), *last]
+        yield f"measured on a changed checkout of commit {board.environment.commit}"
 
 
-def beyond_peak(board: Scoreboard) -> list[str]:
+def _of_process(record: Record) -> Iterator[str]:
+    """What the measurement of one process shows."""
+    if not (m := record.measurement):
+        return
+    where = f"{record.rung}, round {record.repetition}"
+    if m.gc_seconds and m.gc_seconds > GC_SHARE * sum(m.block_seconds):
+        share = m.gc_seconds / sum(m.block_seconds)
+        yield f"{where}: Python's garbage collector took {share:.1%} of the window"
+    if m.gradient_difference and rounding_explains_gradients(m):
+        apart = f"its gradients are up to {m.gradient_difference:.1%} from those of eager code"
+        both = f"both are as far from float32's, by a factor of {m.gradient_error_over_eager:.1f} at most"
+        yield f"{where}: {apart}, but {both}: rounding explains it"
+    if m.skipped_steps:
+        skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"
+        yield f"{where}: float16 could not hold the gradients of {skipped}"
+    if m.alloc_retries:
+        yield f"{where}: the allocator ran out and retried {m.alloc_retries} times; use less memory"
+
+
+def beyond_peak(board: Scoreboard) -> Iterator[str]:
     """The rungs that are faster than their chip's peak allows."""
-    lines = []
     for row in board.rows:
         if row.mfu is not None and row.mfu > 1 and (m := measured(board.records_of(row))):
-            peak = (
-                f"the {f'{m.peak_flops_kind} ' if m.peak_flops_kind else ''}peak, so one of the two is wrong"
-            )
+            peak = f"{m.peak_flops_kind} peak" if m.peak_flops_kind else "peak"
             count = "; do its lines count steps?" if row.external else ""
-            lines.append(f"{row.rung}: its speed is {row.mfu:.0%} of {peak}{count}")
-    return lines
+            yield f"{row.rung}: its speed is {row.mfu:.0%} of the {peak}, so one of the two is wrong{count}"
 
 
 def ended_early(board: Scoreboard) -> list[str]:
@@ -135,17 +138,12 @@ def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]], w
 
     of: the warnings of a record. which: the records that have them, in words.
     """
-    by_kind: dict[str, list[str]] = {}
-    processes: dict[str, set[int]] = {}
-    for place, record in enumerate(records):
-        for warning in of(record):
-            kind = NUMBER.sub("#", warning)
-            by_kind.setdefault(kind, []).append(warning)
-            processes.setdefault(kind, set()).add(place)
+    warned = [(warning, place) for place, record in enumerate(records) for warning in of(record)]
     lines = []
-    for kind, alike in by_kind.items():
-        among = f" (in {len(processes[kind])} of {len(records)} processes{which})"
-        lines.append(f"{_range(alike)}{among if len(records) > 1 else ''}")
+    for alike in group_by(warned, lambda pair: NUMBER.sub("#", pair[0])).values():
+        processes = {place for _, place in alike}
+        among = f" (in {len(processes)} of {len(records)} processes{which})" if len(records) > 1 else ""
+        lines.append(f"{_range([warning for warning, _ in alike])}{among}")
     return lines
 
 

@@ -140,7 +140,7 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
 
     steps: timed steps of a turn.
     """
-    from bench.format import plural, speed, spread, status_word, times, verdict_word, whole_percent
+    from bench.format import judged_briefly, plural, speed, status_word, whole_percent
     from bench.report.brief import Brief
     from bench.report.table import Column, Table
     from bench.run.turns.results import floor_of, results
@@ -160,10 +160,7 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
         Column("tokens/s", lambda pair: speed(pair.tokens_per_second)),
         Column("over", lambda pair: pair.over, words=True, drop=5),
         Column("of reference", lambda pair: speed(pair.over_tokens_per_second), drop=3),
-        Column(
-            "speed-up",
-            lambda p: f"{times(p.ratio.value)} {spread(p.ratio)} {verdict_word(p.verdict)}".strip(),
-        ),
+        Column("speed-up", lambda pair: judged_briefly(pair.ratio, pair.verdict)),
         Column("noise", lambda pair: whole_percent(floors[id(pair)], "±"), drop=4),
         Column("starts", lambda pair: len(pair.starts), drop=1),
         Column("turns", lambda pair: pair.turns, drop=2),

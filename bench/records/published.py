@@ -65,6 +65,11 @@ class Published(Plain):
     cost_usd: Amount | None = None
     note: str | None = None
 
+    @property
+    def task(self) -> tuple[str | None, int | None]:
+        """Model and sequence length; speeds of different ones do not compare."""
+        return self.model, self.seq_len
+
     def recomputed_mfu(self, number_format: str) -> float | None:
         """MFU from stated tokens per second, FLOPs per token and peak; None where one is not stated."""
         peak = self.peak_flops.get(number_format)

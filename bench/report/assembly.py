@@ -31,7 +31,7 @@ class Report:
     """The chain, if asked for, and the overview of runs, if there are several."""
     boards: Sequence[Scoreboard]
     passed_over: Sequence[Scoreboard]
-    """Runs of folders in whose place another of the same ladder is shown."""
+    """Runs in whose place another run of the same ladder is shown."""
     runs: Sequence[Sequence[Table]]
     """The tables of each board, the scoreboard first."""
     atlas: Table | None
@@ -90,14 +90,14 @@ def assemble(
 
 
 def short_markdown(report: Report) -> str:
-    """What several runs come to, then each run's screen; of published figures alone all tables."""
+    """The overview of several runs, then each run's screen; without runs all tables of published figures."""
     tables = report.opening if report.boards else report.published
     screens = [screen_markdown(board, price_per_hour=report.price_per_hour) for board in report.boards]
     return "\n".join([*(table.to_markdown("###") for table in tables), *screens])
 
 
 def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:
-    """The same for rich: of several runs one table, of one run its screen."""
+    """The same for a terminal: one table for several runs, the screen for one."""
     if len(report.boards) == 1 and not report.opening:
         return list(screen(report.boards[0], width, notes=notes, price_per_hour=report.price_per_hour))
     if not report.boards:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +17,11 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
-from bench.report.one_run.screen import limit_of, machine_titles, screen_markdown, task_title
+from bench.report.one_run.screen import limit_of, screen_markdown
 from bench.report.one_run.tables import loss_curves
 from bench.report.several_runs.atlas import TITLE, pictured
 from bench.report.table import Table, notes_to_markdown, share_notes
+from bench.report.titles import machine_titles, task_title
 from gpt2.files.atomic import atomic_text
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
@@ -44,39 +45,54 @@ def files(report: Report, *, drawn: Drawn = lambda picture: True) -> dict[str, s
 
 
 def pages(boards: Sequence[Scoreboard]) -> list[str]:
-    """The file of each run's page: machine and ladder; of a second run of these, also when it began."""
-    folders = [_safe(board.environment.machine) for board in boards]
-    return [f"{name}.md" for name in _apart(boards, [f"{folder}/" for folder in folders])]
+    """The file of each run's page."""
+    return [f"{name}.md" for name in _told_apart(boards, "/")]
 
 
 def stems(boards: Sequence[Scoreboard]) -> list[str]:
-    """Beginnings of pictures' names, as those of pages."""
-    return _apart(boards, [f"{board.environment.machine}-" for board in boards])
+    """The beginning of the names of each run's pictures."""
+    return _told_apart(boards, "-")
 
 
-def _apart(boards: Sequence[Scoreboard], machines: Sequence[str]) -> list[str]:
+def _told_apart(boards: Sequence[Scoreboard], between: str) -> list[str]:
+    """Names of machine and ladder; of a second run of these, also when it began."""
     found: list[str] = []
-    for board, machine in zip(boards, machines, strict=True):
-        name = f"{machine}{board.file_name}"
+    for board in boards:
+        name = f"{board.environment.machine}{between}{board.file_name}"
         found.append(f"{name}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if name in found else name)
     return found
 
 
 def _index(report: Report, files: Sequence[str], drawn: Drawn) -> str:
-    shown = report.boards
-    page_of = dict(zip(map(id, shown), files, strict=True))
-    names = dict(zip(map(id, shown), stems(shown), strict=True))
+    page_of = dict(zip(map(id, report.boards), files, strict=True))
     lines = ["# Results", ""]
     if drawn("plots/summary") and steps(report.everything, report.figures):
         alt = "Tokens per second from the slowest hardware to the fastest rung"
         lines += [*_picture("plots/summary", alt), ""]
-    lines += [
-        "Of each machine and model the run with most tokens per second; ? is a lead that is not sure.",
-        "",
-    ]
-    lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
-    lines += ["|---|---|---|--:|--:|--:|"]
-    ranked = sorted(shown, key=lambda board: (task_title(board), -_most(board)))
+    lines += [*_fastest_runs(report.boards, page_of), ""]
+    if report.opening or report.together:
+        lines.append(f"Machines and sizes side by side: [{COMPARISONS}]({COMPARISONS}).")
+    if report.published:
+        lines.append(f"Figures that others have published: [{PUBLISHED}]({PUBLISHED}).")
+    lines.append("")
+    if drawn("plots/atlas") and pictured(report.everything, report.figures):
+        lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
+        lines += [f"All changes, those measured once too: [{COMPARISONS}]({COMPARISONS}).", ""]
+    lines += _by_machine(report.boards, page_of, drawn)
+    if older := report.passed_over:
+        lines += ["## Other runs of these ladders", ""]
+        lines += ["Shorter, older or interrupted; bench report FILE shows each.", ""]
+        lines += [f"- {board.source.as_posix()}: {_said(board)}" for board in older if board.source]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> Iterator[str]:
+    """A table of the fastest run of each machine and model. page_of: the page of a run, by its id()."""
+    yield "Of each machine and model the run with most tokens per second; ? is a lead that is not sure."
+    yield ""
+    yield "| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"
+    yield "|---|---|---|--:|--:|--:|"
+    ranked = sorted(boards, key=lambda board: (task_title(board), -_most(board)))
     seen: set[tuple[str, str]] = set()
     for board, hardware in zip(ranked, machine_titles(ranked), strict=True):
         key = (task_title(board), board.environment.machine)
@@ -90,39 +106,25 @@ def _index(report: Report, files: Sequence[str], drawn: Drawn) -> str:
             markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
             f"{number(fastest.mean_tps)}{', interrupted' if board.interrupted else ''}",
-            f"{times(over.value)} {markdown(plain(board.rows[0].rung))}" if over else DASH,
+            f"{times(over.value)} {markdown(board.rows[0].rung)}" if over else DASH,
             limit_of(board, fastest) or DASH,
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *_others(report)]
-    if drawn("plots/atlas") and pictured(report.everything, report.figures):
-        lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
-        lines += [f"All changes, those measured once too: [{COMPARISONS}]({COMPARISONS}).", ""]
-    for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
-        lines += [f"## {markdown(machine)}", ""]
-        of_it = list(runs)
-        for board in of_it:
-            lines.append(f"- [{markdown(plain(board.ladder))}]({page_of[id(board)]}): {_said(board)}")
-        lines.append("")
-        main = max(
-            (board for board in of_it if board.climbs), key=lambda board: len(board.rows), default=None
-        )
-        if main is not None and drawn(climb := f"plots/{names[id(main)]}-climb"):
-            lines += [*_picture(climb, f"The climb of {main.ladder} on {machine}"), ""]
-    if older := report.passed_over:
-        lines += ["## Other runs of these ladders", ""]
-        lines += ["Shorter, older or interrupted; bench report FILE shows each.", ""]
-        lines += [f"- {board.source.as_posix()}: {_said(board)}" for board in older if board.source]
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+        yield f"| {' | '.join(cells)} |"
 
 
-def _others(report: Report) -> Iterator[str]:
-    if report.opening or report.together:
-        yield f"Machines and sizes side by side: [{COMPARISONS}]({COMPARISONS})."
-    if report.published:
-        yield f"Figures that others have published: [{PUBLISHED}]({PUBLISHED})."
-    yield ""
+def _by_machine(boards: Sequence[Scoreboard], page_of: Mapping[int, str], drawn: Drawn) -> Iterator[str]:
+    """Links to all runs of each machine, and the picture of the one with most rungs."""
+    stem_of = dict(zip(map(id, boards), stems(boards), strict=True))
+    for machine, runs in groupby(sorted(boards, key=_machine), key=_machine):
+        yield from (f"## {markdown(machine)}", "")
+        climbs: list[Scoreboard] = []
+        for board in runs:
+            yield f"- [{markdown(board.ladder)}]({page_of[id(board)]}): {_said(board)}"
+            climbs += [board] if board.climbs else []
+        yield ""
+        main = max(climbs, key=lambda board: len(board.rows), default=None)
+        if main is not None and drawn(climb := f"plots/{stem_of[id(main)]}-climb"):
+            yield from (*_picture(climb, f"The climb of {main.ladder} on {machine}"), "")
 
 
 def _said(board: Scoreboard) -> str:
@@ -130,9 +132,7 @@ def _said(board: Scoreboard) -> str:
     what = f"{plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
     what += ", interrupted" if board.interrupted else ""
     fastest = board.fastest
-    if fastest is None:
-        return what
-    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.mean_tps)} tokens/s"
+    return f"{what}; {markdown(fastest.rung)} {number(fastest.mean_tps)} tokens/s" if fastest else what
 
 
 def _run(
@@ -173,10 +173,6 @@ def _machine(board: Scoreboard) -> str:
 
 def _most(board: Scoreboard) -> float:
     return board.fastest.mean_tps if board.fastest else 0.0
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)
 
 
 # --- bench report --update

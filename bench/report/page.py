@@ -43,22 +43,19 @@ from bench.report.one_run.screen import (
     MFU,
     fastest_of_first_step,
     findings,
-    hardware_title,
     keeps,
     limit_tps,
-    machine_titles,
     marks,
-    model_title_of,
     share_of_limit,
     status_words,
     swept_toggles,
     title,
-    told_apart,
     warnings_by_weight,
 )
 from bench.report.one_run.tables import WORK, work_of
 from bench.report.several_runs.tables import fastest_published
 from bench.report.table import Table
+from bench.report.titles import hardware_title, machine_titles, model_title_of, told_apart
 from bench.stats import Estimate
 from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
@@ -174,7 +171,7 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
 
 
 def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
-    """A row of the climb. ours_over_it: of another trainer's, our fastest rung's speed over its."""
+    """A row of the climb. ours_over_it: for another trainer, our fastest rung's speed over its."""
     records = board.records_of(row)
     words, (of, share), over_first = status_words(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
@@ -275,7 +272,7 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
         return next(n for n, board in enumerate(report.boards) if board.records is rung.board.records)
 
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
-    for (model, length), rungs in group_by(fastest, lambda rung: rung.task).items():
+    for (model, length), rungs in group_by(fastest, lambda rung: rung.board.task).items():
         once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
         titles = told_apart([(hardware_title(rung), rung.environment.machine) for rung in once.values()])
         measured = [
@@ -289,10 +286,8 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
             }
             for title, rung in zip(titles, once.values(), strict=True)
         ]
-        figures = fastest_published(
-            [figure for figure in report.figures if (figure.model, figure.seq_len) == (model, length)]
-        )
-        rows = [*measured, *(_figure(figure) for figure in figures)]
+        figures = fastest_published(report.figures, (model, length))
+        rows = [*measured, *map(_figure, figures)]
         rows.sort(key=lambda row: -row["tps"][0])
         name = model_title_of(rungs[0].board)
         yield {"title": plain(f"{name}, T = {length}"), "rows": rows}

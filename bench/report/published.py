@@ -27,11 +27,11 @@ def tables(figures: Sequence[Published]) -> list[Table]:
 def _table(rows: Sequence[Published]) -> Table:
     first = rows[0]
 
-    def first_on(hardware: str | None, task: tuple[str | None, int | None]) -> Published:
-        return next(other for other in rows if other.hardware == hardware and _task(other) == task)
+    def first_alike(row: Published) -> Published:
+        return next(other for other in rows if (other.hardware, other.task) == (row.hardware, row.task))
 
     def efficiency(row: Published) -> float | None:
-        one = next((other for other in rows if _task(other) == _task(row) and other.devices == 1), None)
+        one = next((other for other in rows if other.task == row.task and other.devices == 1), None)
         scaled = one if "scaling" in row.series else None
         return row.tps / scaled.tps / (row.devices or 1) if scaled and scaled.tps and row.tps else None
 
@@ -43,11 +43,7 @@ def _table(rows: Sequence[Published]) -> Table:
         Column("Format", lambda row: row.number_format or None, words=True),
         Column("TPS", lambda row: row.tps or None, number),
         Column("Speed-up", lambda row: _over(row, first), "{:,.2f}x".format),
-        Column(
-            "Over first on this hardware",
-            lambda row: _over(row, first_on(row.hardware, _task(row))),
-            "{:,.2f}x".format,
-        ),
+        Column("Over first on this hardware", lambda row: _over(row, first_alike(row)), "{:,.2f}x".format),
         Column("Efficiency", efficiency, percent),
         Column("MFU (bf16)", lambda row: row.recomputed_mfu("bfloat16"), percent),
         Column(
@@ -74,13 +70,8 @@ def _setup(row: Published) -> str:
     return row.label or row.rung
 
 
-def _task(figure: Published) -> tuple[str | None, int | None]:
-    """Model and sequence length; speeds of different ones do not compare."""
-    return figure.model, figure.seq_len
-
-
 def _over(row: Published, first: Published) -> float | None:
-    if row is first or _task(row) != _task(first):
+    if row is first or row.task != first.task:
         return None
     return row.tps / first.tps if row.tps and first.tps else None
 

@@ -286,9 +286,9 @@ class Condition:
     def met(self, pair: Pair) -> bool | None:
         """Whether the whole interval lies beyond the bound; None where there is no interval."""
         ratio = self.ratio(pair)
-        if ratio is None or ratio.low is None or ratio.high is None:
+        if ratio is None or ratio.half_width is None:
             return None
-        return ratio.high < self.bound if self.below else ratio.low > self.bound
+        return ratio.below(self.bound) if self.below else ratio.above(self.bound)
 
     def nearest(self, judged: Sequence[tuple[str, Pair]]) -> str:
         """The pair whose interval comes closest to lying beyond the bound, in words; empty without any."""

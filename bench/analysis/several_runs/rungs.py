@@ -46,12 +46,6 @@ class RungView:
         return self.records[-1].environment
 
     @property
-    def task(self) -> tuple[str, int]:
-        """Model and tokens per sequence, which must be equal for speeds to compare."""
-        workload = self.records[0].workload
-        return str(workload["model"]), int(workload["seq_len"])
-
-    @property
     def device(self) -> tuple[str, str, str]:
         """Kind of device, the chip's name, and what drives it: XLA on a CPU is not the CPU."""
         return self.row.toggles.device, self.environment.chip, "XLA" if self.environment.xla_on_cpu else ""
@@ -111,7 +105,7 @@ class RungView:
 def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
     """The largest group of runs of one model and sequence length, whose tokens per second compare."""
     measured_runs = [board for board in boards if any(row.tps for row in board.rows)]
-    by_task = group_by(measured_runs, lambda board: RungView(board=board, row=board.rows[0]).task)
+    by_task = group_by(measured_runs, lambda board: board.task)
     return max(by_task.values(), key=len, default=[])
 
 
@@ -192,8 +186,8 @@ class Chain:
     baseline_added: bool
     """Whether the baseline's run was not asked for; only the baseline of it is then shown, first of all."""
     rows: tuple[ChainRow, ...]
-    unlike: tuple[RungView, ...] = ()
-    """The first rung of each run that trains another task, whose speeds do not compare with these."""
+    unlike: tuple[Scoreboard, ...] = ()
+    """Runs that train another task, whose speeds do not compare with these."""
     not_carried: int = 0
     """Rungs that are left out because they were tried and are no faster."""
 
@@ -222,21 +216,17 @@ def load_baseline(name: str) -> RungView:
 def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
     """Chain all rungs of the runs that train the baseline's task. Raises RecordError where no run does."""
     runs: dict[Path | None, Scoreboard] = {}
-    unlike = []
+    unlike: list[Scoreboard] = []
     for board in boards:
-        first = rung_views(board)[0]
-        if first.task == baseline.task:
+        if board.task == baseline.board.task:
             runs.setdefault(board.place, board)  # the same file twice is one run
         else:
-            unlike.append(first)
+            unlike.append(board)
     if unlike and not runs:
-        trained, expected = (
-            f"{model} at T = {seq_len}" for model, seq_len in (unlike[0].task, baseline.task)
-        )
+        tasks = (unlike[0].task, baseline.board.task)
+        trained, expected = (f"{model} at T = {seq_len}" for model, seq_len in tasks)
         unlike_tasks = f"trains {trained}, but the baseline {expected}: their speeds do not rank"
-        raise RecordError(
-            f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
-        )
+        raise RecordError(f"{unlike[0].source}: {unlike_tasks}; name files of one model and sequence length")
     added = baseline.board.place not in runs
     every = [rung for board in runs.values() for rung in rung_views(board)]
     rungs = [rung for rung in every if rung.row.status != NOT_CARRIED]

@@ -59,7 +59,7 @@ def steps(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> li
     several = [rung for rung in sound if rung.devices > 1]
     widest = max(several, key=lambda rung: rung.row.mean_tps, default=None)
     spread = [rung for rung in several if widest and rung.board is widest.board]
-    theirs = _published(figures, sound[0].task)
+    theirs = _published(figures, sound[0].board.task)
     found: list[Step] = [
         *_ours("Hardware", [(rung, None) for rung in baselines]),
         *(step for step in theirs if step.group == "Hardware"),
@@ -130,9 +130,7 @@ def _ours(group: Group, rungs: Sequence[tuple[RungView, RungView | None]]) -> li
 def _published(figures: Sequence[Published], task: tuple[str, int]) -> list[Step]:
     """The longest published ladder of a task, of one source, each figure on one device faster than before."""
     ladder = [
-        figure
-        for figure in figures
-        if figure.series == "ladder" and figure.tps and (figure.model, figure.seq_len) == task
+        figure for figure in figures if figure.series == "ladder" and figure.tps and figure.task == task
     ]
     longest = max(group_by(ladder, lambda figure: figure.source).values(), key=len, default=[])
     found: list[Step] = []

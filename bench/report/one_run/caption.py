@@ -100,16 +100,15 @@ def _all_or(rungs: Sequence[str], board: Scoreboard) -> str:
     return "all rungs" if len(rungs) == len(board.rows) > 1 else listed(rungs)
 
 
-def _memory(board: Scoreboard) -> list[str]:
+def _memory(board: Scoreboard) -> Iterator[str]:
     methods = [row.peak_memory_method for row in board.rows if row.peak_memory_bytes is not None]
-    if not methods:
-        return []
-    line = f"Peak memory: {methods[0]}, of the rank that needed most."
-    others = sorted({method for method in methods if method and method != methods[0]})
-    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else MethodNote(line)]
+    if methods:
+        line = f"Peak memory: {methods[0]}, of the rank that needed most."
+        others = sorted({method for method in methods if method and method != methods[0]})
+        yield f"{line} ‡ But {'; '.join(others)}: do not compare." if others else MethodNote(line)
 
 
-def _kernels(board: Scoreboard) -> list[str]:
+def _kernels(board: Scoreboard) -> Iterator[str]:
     """Which attention kernel each rung ran, where it did not materialise the scores."""
     first = [(row, measured(board.records_of(row))) for row in board.rows]
     seen = [(row.rung, m.attention_kernel) for row, m in first if m and m.attention_kernel]
@@ -117,132 +116,127 @@ def _kernels(board: Scoreboard) -> list[str]:
     kernels = [
         f"{kernel} ({_all_or([name for name, _ in pairs], board)})" for kernel, pairs in by_kernel.items()
     ]
-    return [f"Attention kernels seen: {'; '.join(kernels)}."] if kernels else []
+    if kernels:
+        yield f"Attention kernels seen: {'; '.join(kernels)}."
 
 
-def _reserved(board: Scoreboard) -> list[str]:
+def _reserved(board: Scoreboard) -> Iterator[str]:
     """Most memory that torch's allocator held of a device, used or not."""
     reserved = [m.reserved_memory_bytes for m in measurements(board.records)]
-    most = max((size for size in reserved if size is not None), default=None)
-    if most is None:
-        return []
-    return [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."]
+    if known := [size for size in reserved if size is not None]:
+        yield f"Reserved by torch's allocator: up to {max(known) / GIB:.2f} GiB on one device."
 
 
-def _chips(board: Scoreboard) -> list[str]:
+def _chips(board: Scoreboard) -> Iterator[str]:
     """Duty cycle and memory of TPUs just after the windows."""
     after = [chip for m in measurements(board.records) for chip in m.chips_after or ()]
-    if not after:
-        return []
-    duty = sorted(chip.duty_cycle_percent for chip in after)
-    most = max(chip.memory_bytes for chip in after) / GIB
-    told = f"{duty[0]:.0f} to {duty[-1]:.0f} % duty and up to {most:.2f} GiB in use"
-    return [f"After windows the chips told of {told}."]
+    if after:
+        duty = sorted(chip.duty_cycle_percent for chip in after)
+        most = max(chip.memory_bytes for chip in after) / GIB
+        told = f"{duty[0]:.0f} to {duty[-1]:.0f} % duty and up to {most:.2f} GiB in use"
+        yield f"After windows the chips told of {told}."
 
 
-def _efficiency(board: Scoreboard) -> list[str]:
+def _efficiency(board: Scoreboard) -> Iterator[str]:
     over = {row.rung: row.efficiency_over for row in board.rows if row.efficiency_over}
-    if not over:
-        return []
-    pairs = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
-    return [f"Efficiency: tokens per second and device over those of a rung alike on fewer devices: {pairs}."]
+    if over:
+        pairs = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
+        alike = "tokens per second and device over those of a rung alike on fewer devices"
+        yield f"Efficiency: {alike}: {pairs}."
 
 
-def _counting(board: Scoreboard) -> list[str]:
+def _counting(board: Scoreboard) -> Iterator[str]:
+    """How many processes ran, and how their speeds were averaged."""
     ended = sum(record.status != "interrupted" and record.kind != "scout" for record in board.records)
     tries = sum(record.kind == "scout" for record in board.records)
     processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
-    tried = (
-        f"; before them {plural(tries, 'try', 'tries')}, of which only the time of compiling is shown"
-        if tries
-        else ""
-    )
+    tried = f"; before them {plural(tries, 'try', 'tries')}, of which only the time of compiling is shown"
+    yield f"{processes}, each fresh: {rounds} over the rungs{tried if tries else ''}."
     few = board.rounds < LEAST_ROUNDS
     interval = "too few rounds for an interval" if few else "± is the 95 % t interval"
     method = "TPS: tokens per second of the timed window, geometric mean over rounds"
-    return [
-        f"{processes}, each fresh: {rounds} over the rungs{tried}.",
-        MethodNote(f"{method}; speed-ups paired within rounds; {interval}."),
-    ]
+    yield MethodNote(f"{method}; speed-ups paired within rounds; {interval}.")
 
 
-def _verdicts(board: Scoreboard) -> list[str]:
+def _verdicts(board: Scoreboard) -> Iterator[str]:
     """The noise floor, and how verdicts follow from it."""
     control, last = board.control, board.last_control
     if board.rounds < LEAST_ROUNDS:
         note = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more."
         note += f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
         note += f" The last rung again ran {last.value:.3f}x as fast." if last else ""
-        return [note] if len(board.rows) > 1 else []
+        if len(board.rows) > 1:
+            yield note
+        return
     if board.delta is None:
         rounds = f"{control.rounds} round{'s are' if control.rounds > 1 else ' is'}" if control else ""
         here = f"of the A/A control only {rounds} here" if control else "there is no A/A control"
-        return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
+        yield f"No verdicts: {here}, and nothing else tells noise from a difference."
+        return
     controls = [(name, c) for name, c in (("first", control), ("last", last)) if c and noise_floor(c)]
-    (name, ran), *other = [(name, with_interval(f"{c.value:.3f}x", c)) for name, c in controls]
-    lines = [
+    (name, ran), *other = [(name, with_interval("{:.3f}x".format, c)) for name, c in controls]
+    yield (
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
-        f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}.",
-        MethodNote(
-            "Verdicts on the rung before: faster or slower, if the whole interval lies beyond the noise "
-            f"floor, which is above {LOUD:.0%}; else unclear."
-            if board.delta > LOUD
-            else "Verdicts on the rung before: no difference, if the interval lies within the noise floor; "
-            "faster or slower, if it excludes 1; else unclear."
-        ),
-    ]
-    lines += [f"Warning: {warning}" for warning in noise_warnings(board)]
-    return lines
+        f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}."
+    )
+    if board.delta > LOUD:
+        rule = (
+            f"faster or slower, if the whole interval lies beyond the noise floor, which is above {LOUD:.0%}"
+        )
+    else:
+        rule = (
+            "no difference, if the interval lies within the noise floor; faster or slower, if it excludes 1"
+        )
+    yield MethodNote(f"Verdicts on the rung before: {rule}; else unclear.")
+    yield from (f"Warning: {warning}" for warning in noise_warnings(board))
 
 
-def _until(board: Scoreboard) -> list[str]:
+def _until(board: Scoreboard) -> Iterator[str]:
     """Whether a run reached the width of intervals that it was to go on until."""
     width = board.records[-1].protocol.get("until")
     if width is None or board.interrupted:
-        return []
+        return
     if board.rounds < MOST_ROUNDS_UNTIL:
-        return [f"Rounds were added until every interval was ±{width:.1%} or narrower."]
-    return [f"Rounds were to be added until every interval is ±{width:.1%}; {MOST_ROUNDS_UNTIL} did not do."]
+        yield f"Rounds were added until every interval was ±{width:.1%} or narrower."
+    else:
+        yield f"Rounds were to be added until every interval is ±{width:.1%}; {MOST_ROUNDS_UNTIL} did not do."
 
 
-def _mfu(board: Scoreboard) -> list[str]:
-    measurement = measured(board.records)
-    if not measurement:
-        return []
-    counted = f"{measurement.flops_per_token:,} FLOPs per token ({measurement.flops_formula})"
+def _mfu(board: Scoreboard) -> Iterator[str]:
+    """The formula and the denominators of MFU, or why there is none."""
+    first = measured(board.records)
+    if not first:
+        return
+    counted = f"{first.flops_per_token:,} FLOPs per token ({first.flops_formula})"
     if board.beaten and not board.peaks:
-        return [f"MFU is absent: a matmul here beat the derived peak, which is therefore wrong. {counted}."]
-    if not measurement.peak_flops_bf16 and not measurement.peak_flops_dtype:
-        why = measurement.peak_flops_source or ""
-        if measurement.peak_flops_kind == "derived":
-            why = f"no peak is known for what these rungs multiply; {why}"
-        return [f"MFU is absent: {why}. {counted}."]
+        yield f"MFU is absent: a matmul here beat the derived peak, which is therefore wrong. {counted}."
+        return
+    if not first.peak_flops_bf16 and not first.peak_flops_dtype:
+        unknown = "no peak is known for what these rungs multiply; " * (first.peak_flops_kind == "derived")
+        yield f"MFU is absent: {unknown}{first.peak_flops_source or ''}. {counted}."
+        return
+    peak = "a dense peak"
+    if first.peak_flops_bf16:
+        peak = f"{_whose_peak(board)} dense bfloat16 peak of {first.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
+    else:
+        yield "No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one."
+    formula = f"MFU = {counted} x TPS / {peak} ({first.peak_flops_source})"
     others = ", ".join(
-        f"{name} {flops:,} (x {flops / measurement.flops_per_token:.3f})"
+        f"{name} {flops:,} (x {flops / first.flops_per_token:.3f})"
         for name, flops in Workload(**board.workload).other_flops_per_token.items()
     )
-    lines: list[str] = []
-    if measurement.peak_flops_bf16:
-        peak = f"{_whose_peak(board)} dense bfloat16 peak of {measurement.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
-    else:
-        lines.append(
-            "No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one."
-        )
-        peak = "a dense peak"
-    formula = f"MFU = {counted} x TPS / {peak} ({measurement.peak_flops_source})"
-    lines.append(MethodNote(f"{formula}. By other conventions: {others}."))
+    yield MethodNote(f"{formula}. By other conventions: {others}.")
     used = {m.product_format for m in measurements(board.records)}
     own = {name: peak for (_, name), peak in board.peaks.items() if name and name in used}
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
         over = "over the dense peak of what the rung multiplies, in TFLOP/s"
-        lines.append(MethodNote(f"Own format: {over}: {peaks}."))
+        yield MethodNote(f"Own format: {over}: {peaks}.")
     if derived_peak(board):
         derived = "A derived peak is arithmetic, not a datasheet's"
-        lines.append(MethodNote(f"{derived}: do not rank this MFU against other machines."))
+        yield MethodNote(f"{derived}: do not rank this MFU against other machines.")
     if any(row.hfu is not None for row in board.rows):
-        lines.append(MethodNote("HFU counts what is computed a second time to save memory; MFU does not."))
-    return lines
+        yield MethodNote("HFU counts what is computed a second time to save memory; MFU does not.")
 
 
 def _whose_peak(board: Scoreboard) -> str:
@@ -253,29 +247,28 @@ def _whose_peak(board: Scoreboard) -> str:
     return "each device's"
 
 
-def _ceilings(board: Scoreboard) -> list[str]:
-    lines = []
+def _ceilings(board: Scoreboard) -> Iterator[str]:
+    """The measured ceiling of each kind of device, and what it allows the fastest rung."""
     for device, ceiling in board.ceilings.items():
-        best, rates = ceiling.product, " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
+        best, rates = ceiling.best[0], " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
         count = len(ceiling.rates)
         when = {1: "once", 2: "in the first and the last round"}.get(count, f"in {count} processes")
         when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else when
-        lines.append(
+        yield (
             f"Measured ceiling of this {device}: {rates} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
     if (leader := board.fastest) and (tokens := leader.tokens_per_step):
         speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
         if known := [number(speed) for speed in speeds if speed is not None]:
-            lines.append(
+            yield (
                 f"Bound of {leader.rung}, were its matmuls and AdamW's traffic all of a step, at what each "
                 f"such process measured of all its layers' matmuls and of memory: {' and '.join(known)} "
                 "tokens per second (bench roofline tells what is counted)."
             )
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
-            lines.append(f"Measured ceiling: {status_word(record.status)}: {record.error.splitlines()[0]}")
-    return lines
+            yield f"Measured ceiling: {status_word(record.status)}: {record.error.splitlines()[0]}"
 
 
 def fastest_claim(board: Scoreboard, *, signs: bool = True) -> list[str]:
@@ -290,6 +283,9 @@ def fastest_claim(board: Scoreboard, *, signs: bool = True) -> list[str]:
 
 
 def fastest_in_words(board: Scoreboard, best: Row, *, signs: bool = True) -> str:
+    """The fastest rung and its speed-up over the first; of a single sound rung only its speed."""
+    if len(board.sound) < 2:
+        return rung_and_speed(best)
     speed_and_mark = f"{rung_and_speed(best)} {mark(best, board) if signs else ''}".rstrip()
     over = board.over_first(best)
     first = plain(board.rows[0].rung)
@@ -325,7 +321,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
 
 
 def noise_warnings(board: Scoreboard) -> Iterator[str]:
-    """What the A/A control says against the figures."""
+    """Warnings that follow from the A/A controls."""
     if any(control and control.excludes_one for control in (board.control, board.last_control)):
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
@@ -347,19 +343,20 @@ def _machine(board: Scoreboard) -> str:
     return f"{chip}, {e.memory_bytes / GIB:.1f} GiB; torch {e.torch}{versions}, Python {e.python}, {e.os}"
 
 
-def _nodes(board: Scoreboard) -> list[str]:
+def _nodes(board: Scoreboard) -> Iterator[str]:
     """Which rungs of a run over several nodes took more than one."""
     if not board.environment.nodes:
-        return []
+        return
     by_nodes = group_by(board.rows, lambda row: max(r.toggles.nodes for r in board.records_of(row)))
     several = [
         f"{listed([row.rung for row in rows])} on {nodes}"
         for nodes, rows in sorted(by_nodes.items())
         if nodes > 1
     ]
-    if not several:
-        return ["No rung ran on more than one node."]
-    return [f"Ranks on more than one node: {'; '.join(several)}."]
+    if several:
+        yield f"Ranks on more than one node: {'; '.join(several)}."
+    else:
+        yield "No rung ran on more than one node."
 
 
 def _swept(board: Scoreboard) -> Iterator[str]:

@@ -8,10 +8,10 @@ At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tab
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from statistics import median
 
 from rich.console import RenderableType
@@ -19,12 +19,13 @@ from rich.console import RenderableType
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.row import NOT_CARRIED, Row, status_of
-from bench.analysis.run_records import group_by, measured, varying
+from bench.analysis.run_records import group_by, varying
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.rungs import RungView
 from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
     GIB,
+    bare_ratio,
+    judged_briefly,
     listed,
     number,
     plain,
@@ -38,7 +39,6 @@ from bench.format import (
     whole_percent,
 )
 from bench.ladder.ladder import AGAIN
-from bench.records.machine import Environment
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.one_run.caption import (
     certainty,
@@ -54,9 +54,8 @@ from bench.report.one_run.caption import (
 )
 from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
-from bench.stats import LOUD, Estimate
-from gpt2.config.toggles import HOST
-from gpt2.config.workload import PRESETS
+from bench.report.titles import machine_title, task_title
+from bench.stats import LOUD
 
 BAR_COLUMNS = 10
 FEW, SOME = 4, 8
@@ -64,8 +63,6 @@ FEW, SOME = 4, 8
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
 """What a share of the limit may be of; see share_of_limit()."""
-UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
-"""The widest arithmetic of a CPU, by the flag that tells it."""
 
 
 def screen(
@@ -92,13 +89,13 @@ def screen(
         findings=[*marks(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
         rest="--notes",
-        hints=[*hints, " ".join(filter(None, _legend(board)))],
+        hints=[*hints, " ".join(_legend(board))],
     )
     return shown.lines(width, every_warning=notes)
 
 
 def keeps(board: Scoreboard) -> str:
-    """What a rung has of those above it; empty for a sweep, whose rows do not stand on one another."""
+    """Which changes of the rungs above it a rung keeps; empty for a sweep, whose rows are independent."""
     if board.swept:
         return ""
     first, *others = [row.toggles for row in board.own.rows if not row.left_out]
@@ -114,25 +111,18 @@ def keeps(board: Scoreboard) -> str:
     return "A rung keeps what those above it switch on."
 
 
-def _legend(board: Scoreboard) -> tuple[str, ...]:
-    """What a rung keeps, and what intervals, the noise and a verdict mean; empty where there is none."""
+def _legend(board: Scoreboard) -> Iterator[str]:
+    """What a rung keeps, and what intervals, the noise and a verdict mean."""
+    if kept := keeps(board):
+        yield kept
+    yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
-    noise = f"Noise: of the {' and the '.join(again)} rung, run again."
-    return (
-        keeps(board),
-        "±: 95 % interval.",
-        noise if again and board.delta is not None else "",
-        _unclear(board),
-    )
-
-
-def _unclear(board: Scoreboard) -> str:
-    """What the verdict means, where a row has it."""
-    if not any(row.verdict == "unclear" for row in board.rows):
-        return ""
-    if board.delta is not None and board.delta > LOUD:
-        return f"Unclear: may be noise, not surely beyond {whole_percent(board.delta, '±')}."
-    return "Unclear: may be a gain or a loss."
+    if again and board.delta is not None:
+        yield f"Noise: of the {' and the '.join(again)} rung, run again."
+    if any(row.verdict == "unclear" for row in board.rows):
+        loud = board.delta is not None and board.delta > LOUD
+        noise = f"may be noise, not surely beyond {whole_percent(board.delta, '±')}"
+        yield f"Unclear: {noise if loud else 'may be a gain or a loss'}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -149,16 +139,16 @@ def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
     best = board.fastest
     if not board.swept or best is None:
         return [title(board)], []
-    fastest = rung_and_speed(best)
-    if len(board.sound) > 1:
-        fastest = f"{fastest_in_words(board, best)} ({certainty(board, best)})"
-    return [" ".join([f"{fastest}.", *largest_batches(board)])], [title(board)]
+    sure = f" ({certainty(board, best)})" if len(board.sound) > 1 else ""
+    fastest = f"{fastest_in_words(board, best)}{sure}."
+    return [" ".join([fastest, *largest_batches(board)])], [title(board)]
 
 
 def title(board: Scoreboard) -> str:
     """The model, the machine, the torch, the rounds and the noise, in one line."""
+    task = task_title(board)
     parts = [
-        f"{model_title_of(board)}{_length(board)} on {machine_title(board)}",
+        f"{task}{',' if ', T = ' in task else ''} on {machine_title(board)}",
         f"torch {board.environment.torch.partition('+')[0]}",
         f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
@@ -168,82 +158,10 @@ def title(board: Scoreboard) -> str:
     return " · ".join(parts)
 
 
-def task_title(board: Scoreboard) -> str:
-    """The model, and the length of its sequences where that is not the model's longest."""
-    return f"{model_title_of(board)}{_length(board)}".removesuffix(",")
-
-
-def _length(board: Scoreboard) -> str:
-    """The length of its sequences, where it is not the model's longest."""
-    workload = board.workload
-    length, preset = workload["seq_len"], PRESETS.get(workload["model"])
-    return "" if preset and length == preset.n_ctx else f", T = {length},"
-
-
-def model_title_of(board: Scoreboard) -> str:
-    found = measured(board.records)
-    return model_title(board.workload["model"], found.parameters if found else None)
-
-
 def limit_of(board: Scoreboard, row: Row) -> str:
     """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
     name, share = share_of_limit(board)
     return f"{whole_percent(share(row))} {name}" if share(row) is not None else ""
-
-
-def model_title(model: str, parameters: int | None) -> str:
-    """Such as GPT-2 124M, or GPT-2 medium 355M; another model by its own name."""
-    family, _, size = model.partition("-")
-    name = " ".join(filter(None, ("GPT-2", size))) if family == "gpt2" else f"model {model}"
-    if parameters is None:
-        return name
-    millions = parameters / 1e6
-    return f"{name} {millions:.0f}M" if millions >= 1 else f"{name} of {parameters:,} parameters"
-
-
-def machine_title(board: Scoreboard) -> str:
-    """What it ran on, in a few words."""
-    on_host = all(row.toggles.device == HOST for row in board.rows)
-    return _machine_title(board.environment, on_host, max(row.toggles.world_size for row in board.rows))
-
-
-def hardware_title(rung: RungView) -> str:
-    """What one rung ran on, in a few words."""
-    return _machine_title(rung.environment, rung.row.toggles.device == HOST, rung.devices)
-
-
-def _machine_title(e: Environment, on_host: bool, chips: int) -> str:
-    if e.xla_on_cpu or on_host:
-        units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
-        cores = min(e.usable_cores or e.cpu_cores, e.cpu_cores)
-        what = f"{plural(cores, 'core')} of {cpu_title(e)}"
-        what += f" ({units})" if units else ""
-        what += " by XLA" if e.xla_on_cpu else ""
-    else:
-        what = f"{chips // (e.nodes or 1)} x {e.chip}"
-    return f"{e.nodes} nodes, each {what}" if e.nodes else what
-
-
-def told_apart(titles: Sequence[tuple[str, str]]) -> list[str]:
-    """Titles of machines, each with the machine's name where another machine has the same title.
-
-    titles: pairs of a title and the name of the machine (Environment.machine).
-    """
-    return [
-        f"{title}, {name}" if any(title == other and name != its for other, its in titles) else title
-        for title, name in titles
-    ]
-
-
-def machine_titles(boards: Sequence[Scoreboard]) -> list[str]:
-    """What each run ran on, in a few words, with the machine's name where two machines are alike."""
-    return told_apart([(machine_title(board), board.environment.machine) for board in boards])
-
-
-def cpu_title(environment: Environment) -> str:
-    """A CPU's own name for itself without what every such name has."""
-    name = re.sub(r"\((R|TM|family.*)\)|\b(CPU|Processor)\b|@.*|\d+-Core.*", "", environment.cpu, flags=re.I)
-    return plain(name)
 
 
 def _table(board: Scoreboard, *, bars: bool = True) -> Table:
@@ -253,14 +171,14 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=3
     )
-    names = list(map(_value_of, swept_toggles(board)))
+    names = [Column[Row](n, attrgetter(f"toggles.{n}"), words=True) for n in swept_toggles(board)]
     columns = [
         *(names or [Column[Row]("rung", lambda row: row.rung, words=True)]),
         Column[Row]("tokens/s", lambda row: speed(row.tps)),
         *([bar_of] if bars else []),
         _gain_column(board, with_interval=not bars),
-        *([Column[Row]("±", _gain_spread, drop=2)] if bars else []),
-        Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=6),
+        *([Column[Row]("±", lambda row: spread(row.gain), drop=2)] if bars else []),
+        Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else bare_ratio(row.speedup), drop=6),
         Column[Row](share_title, lambda row: whole_percent(share(row)), drop=5, about=_share_of(board)),
         Column[Row]("memory", lambda row: _memory(row, board), drop=4),
         Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
@@ -275,10 +193,6 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     )
 
 
-def _gain_spread(row: Row) -> str:
-    return spread(row.gain) if row.gain else ""
-
-
 def _gain_column(board: Scoreboard, *, with_interval: bool) -> Column[Row]:
     title, about = "over rung before", ""
     if board.swept and "micro_batch_size" in swept_toggles(board):
@@ -287,8 +201,9 @@ def _gain_column(board: Scoreboard, *, with_interval: bool) -> Column[Row]:
         title = "over first row"
 
     def gain(row: Row) -> str:
-        interval = _gain_spread(row) if with_interval else ""
-        return " ".join(filter(None, (_over(row.gain), interval, verdict_word(row.verdict))))
+        if with_interval:
+            return judged_briefly(row.gain, row.verdict)
+        return f"{bare_ratio(row.gain)} {verdict_word(row.verdict)}".strip()
 
     return Column(title, gain, about=about)
 
@@ -296,11 +211,6 @@ def _gain_column(board: Scoreboard, *, with_interval: bool) -> Column[Row]:
 def swept_toggles(board: Scoreboard) -> list[str]:
     """Names of the toggles in which the rows of a sweep differ; none for a ladder."""
     return varying(*(row.toggles for row in board.rows)) if board.swept else []
-
-
-def _value_of(toggle: str) -> Column[Row]:
-    """A column that tells the rows of a sweep apart."""
-    return Column(toggle, lambda row: getattr(row.toggles, toggle), words=True)
 
 
 def _in_place(row: Row) -> str | None:
@@ -349,7 +259,7 @@ def status_words(row: Row) -> str | None:
 
 
 def _why(row: Row) -> str:
-    """First line of its error."""
+    """The first line of a rung's error."""
     return plain((row.error or "").strip().partition("\n")[0])
 
 
@@ -358,7 +268,7 @@ def findings(
 ) -> Iterator[str]:
     """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on.
 
-    settings: whether those of the fastest rung are told where the rows are many, too.
+    settings: whether the fastest rung's settings are told even where there are many rows.
     """
     if not board.swept:
         yield from largest_batches(board)
@@ -369,38 +279,33 @@ def findings(
     time = f"Training on 10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
         time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
-    several = len(board.sound) > 1
     if board.swept:
         yield f"{time}."
-    elif not several:
-        yield f"{rung_and_speed(best)}. {time}."
     else:
         yield f"{fastest_in_words(board, best)}. {time}."
-    if not board.swept:
         yield from _switched_on(board, best, settings=settings)
-    if several:
+    if len(board.sound) > 1:
         if alike := fastest_of_first_step(board, best):
-            over = f", {_over(alike.speedup)} {spread(alike.speedup)}".rstrip() if alike.speedup else ""
+            over = f", {judged_briefly(alike.speedup, None)}" if alike.speedup else ""
             yield f"With {first_step_tokens(board):,} tokens per step: {rung_and_speed(alike)}{over}."
         if not board.swept:
-            steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
+            steps = [f"{plain(row.rung)} {bare_ratio(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
                 yield f"Largest sure gains: {'; '.join(steps) or 'none beyond the noise'}."
     if most := limit_tps(board, best):
+        where = f" at {best.tokens_per_step:,} tokens per step" if other_step(best, board) else ""
         reached = f"{number(most)} tokens/s, {whole_percent(best.mean_tps / most)} reached"
-        limit = f"{reached}: only matmuls, attention and AdamW"
+        yield f"Limit{where}: {reached}: only matmuls, attention and AdamW."
     else:
-        limit = "not measured here (bench roofline)"
-    where = f" at {best.tokens_per_step:,} tokens per step" if most and other_step(best, board) else ""
-    yield f"Limit{where}: {limit}."
+        yield "Limit: not measured here (bench roofline)."
     if spent := _most_spent(board, best):
         yield f"The fastest rung's time: {', '.join(spent)}."
     yield from _left_out(board)
 
 
 def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[str]:
-    """What the fastest rung changes of the first; of few rows, what each does."""
+    """The toggles in which the fastest rung differs from the first one; with few rows, those of each."""
     rows = _rows(board)
     shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
@@ -457,8 +362,8 @@ def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
 
 def limit_tps(board: Scoreboard, row: Row) -> float | None:
     """Tokens per second of a rung whose step were matmuls, causal attention and AdamW's traffic alone."""
-    least = bound_of(board, row) if row.tokens_per_step else None
-    return most_tokens_per_second(least, row.tokens_per_step) if least and row.tokens_per_step else None
+    least, tokens = bound_of(board, row), row.tokens_per_step
+    return most_tokens_per_second(least, tokens) if least and tokens else None
 
 
 def most_gained(board: Scoreboard) -> list[Row]:
@@ -513,10 +418,6 @@ def bar(share: float, columns: int = BAR_COLUMNS) -> str:
     """A bar of whole and partial blocks; a share of 1 is as long as `columns`."""
     whole, part = divmod(round(8 * columns * share), 8)
     return "█" * whole + (EIGHTHS[part] if part else "")
-
-
-def _over(estimate: Estimate | None) -> str:
-    return times(estimate.value) if estimate else ""
 
 
 def _memory(row: Row, board: Scoreboard) -> str:

@@ -31,7 +31,7 @@ from bench.report.one_run.caption import caption, derived_peak, other_method, ot
 from bench.report.one_run.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, MethodNote, Table
-from bench.stats import Estimate, beyond_noise, paired_ratio
+from bench.stats import beyond_noise, paired_ratio
 from gpt2.config.toggles import HOST
 
 TOKENS = 10_000_000_000
@@ -137,7 +137,7 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
         Column(
             "Efficiency",
             lambda row: row.efficiency,
-            _share_with_interval,
+            lambda share: with_interval(percent, share),
             key="efficiency",
             interval=True,
             drop=11,
@@ -188,10 +188,6 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
 
 def _maths(row: Row) -> str | None:
     return (EQUAL if row.maths == EQUAL else "changed") if row.maths and row.tps else None
-
-
-def _share_with_interval(share: Estimate) -> str:
-    return with_interval(percent(share.value), share)
 
 
 def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
@@ -385,4 +381,4 @@ class StepProfile:
         changed = paired_ratio(now, before)
         if changed is None or delta is None or not beyond_noise(changed, delta):
             return text
-        return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"
+        return f"{text}, {with_interval(lambda ratio: f'{number(ratio)}x', changed)}"

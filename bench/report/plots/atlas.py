@@ -17,14 +17,14 @@ from bench.report.plots import style
 from bench.report.several_runs.atlas import TITLE, pictured
 
 COLUMN, ROW = 1.25, 0.31
-"""Inches of a cell."""
+"""Width and height of a cell, in inches."""
 LETTERS = 50
 """Most letters in a line of a change's name."""
 LOOKS: dict[str, dict[str, Any]] = {
     "faster": {"facecolor": style.FASTER, "alpha": 0.55, "lw": 0},
     "slower": {"facecolor": style.SLOWER, "alpha": 0.55, "lw": 0},
 }
-"""Of a cell, by its verdict."""
+"""How a cell is drawn, by its verdict."""
 UNSURE: dict[str, Any] = {"facecolor": style.NEITHER, "alpha": 0.22, "lw": 0}
 PUBLISHED: dict[str, Any] = {
     "facecolor": "none",

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
-from bench.report.one_run.screen import (
-    CEILING,
-    DERIVED_MFU,
-    MFU,
-    limit_tps,
-    machine_title,
-    most_gained,
-    share_of_limit,
-)
+from bench.report.one_run.screen import CEILING, DERIVED_MFU, MFU, limit_tps, most_gained, share_of_limit
 from bench.report.plots import style
+from bench.report.titles import machine_title
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict
 
 WIDTH = 8.0
 PER_RUNG = 0.42
-"""Inches."""
+"""Height of a rung, in inches."""
 Value = Callable[[Row], Estimate | None]
 """What a picture shows of a row."""
 
@@ -68,15 +63,13 @@ def climb(board: Scoreboard) -> Figure | None:
     axes = figure.add_subplot()
     at = style.label_rungs(axes, [row.rung for row in board.rows])
     measured = [(row, row.tps) for row in board.rows if row.tps]
-    speeds = [tps for _, tps in measured]
-    texts = [f"{number(tps.value)}{_factor(row)}" for row, tps in measured]
-    starts = [speeds[0], *speeds[:-1]]  # a slower rung's bar ends where that of the rung before does
-    ends = [
-        (max(before.value, tps.high or tps.value), words)
-        for before, tps, words in zip(starts, speeds, texts, strict=True)
+    ends = [  # a slower rung's bar ends where that of the rung before does
+        (max(before.value, tps.high or tps.value), _said(row, tps))
+        for (_, before), (row, tps) in pairwise([measured[0], *measured])
     ]
     limit = limit_tps(board, board.fastest) if board.fastest else None
-    style.fit_log_axis(axes, min(tps.value for tps in speeds), [*ends, *([(limit, "")] if limit else [])])
+    ends += [(limit, "")] if limit else []
+    style.fit_log_axis(axes, min(tps.value for _, tps in measured), ends)
     if limit:
         axes.axvline(limit, color=style.NEITHER, lw=1, ls=":", zorder=0)
         axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
@@ -85,13 +78,10 @@ def climb(board: Scoreboard) -> Figure | None:
         if row.tps is None:
             style.text_instead(axes, y, status_of(row))
             continue
-        now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
-        bar = axes.barh(y, now - start, left=start, height=0.62, **_bar_style(row, _colour(row, before)))
-        style.tooltip(bar, f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}")
-        style.draw_intervals(axes, [y], [row.tps])
-        style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
-        before = before if row.external else now
+        tip = f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}"
+        _draw_bar(axes, y, row, row.tps, _colour(row, before), _said(row, row.tps), tip, start=start)
+        before = before if row.external else row.tps.value
     style.plain_log(axes.xaxis)
     verdicts = {row.verdict for row, _ in measured if not row.external}
     axes.set_xlabel(f"tokens per second (log scale){_legend(verdicts)}")
@@ -111,19 +101,26 @@ def _legend(verdicts: Container[str | None]) -> str:
     return f"\nbeside the rung before: {', '.join(said)}" if said else ""
 
 
-def _factor(row: Row) -> str:
+def _said(row: Row, tps: Estimate) -> str:
+    """What stands beside a bar: the speed, the speed-up over the rung before and its verdict."""
     if row.external:
-        return ", another trainer"
+        return f"{number(tps.value)}, another trainer"
     word = verdict_word(row.verdict) if row.verdict else status_of(row)
-    said = [times(row.gain.value), word] if row.gain else []
-    return "".join(f", {each}" for each in (*said, "other maths" * row.other_maths) if each)
+    gain = [times(row.gain.value), word] if row.gain else []
+    return ", ".join(filter(None, [number(tps.value), *gain, "other maths" * row.other_maths]))
 
 
-def _bar_style(row: Row, colour: str) -> dict[str, Any]:
-    """Style of a bar; another trainer's is an outline, for it is no step of the climb."""
-    if row.external:
-        return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
-    return {"color": colour, "lw": 0}
+def _draw_bar(
+    axes: Axes, y: float, row: Row, shown: Estimate, colour: str, said: str, tip: str, start: float = 0.0
+) -> None:
+    """Draw a rung's bar from `start` to its value, with its interval, words beside it and a tooltip."""
+    style_of: dict[str, Any] = {"color": colour, "lw": 0}
+    if row.external:  # an outline, for another trainer is no step of the climb
+        style_of = {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
+    bar = axes.barh(y, shown.value - start, left=start, height=0.62, **style_of)
+    style.tooltip(bar, tip)
+    style.draw_interval(axes, y, shown)
+    style.text_beside(axes, max(start, shown.value, shown.high or 0.0), y, said)
 
 
 def _colour(row: Row, before: float | None) -> str:
@@ -156,10 +153,8 @@ def panels(board: Scoreboard) -> Figure | None:
             if (each := value(row)) is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, each.value, height=0.62, **_bar_style(row, colour))
-            style.tooltip(bar, f"{row.rung}: {number(each.value)}, {label}")
-            style.draw_intervals(axes, [y], [each])
-            style.text_beside(axes, max(each.value, each.high or 0.0), y, number(each.value))
+            said = number(each.value)
+            _draw_bar(axes, y, row, each, colour, said, tip=f"{row.rung}: {said}, {label}")
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(3))

@@ -184,13 +184,11 @@ def _same_clips(text: str) -> str:
     return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
 
 
-def draw_intervals(axes: Axes, at: Sequence[float], values: Sequence[Estimate]) -> None:
-    """Draw intervals as horizontal lines."""
-    for place, each in zip(at, values, strict=True):
-        if each.low is None or each.high is None:
-            continue
-        reach = [[each.value - each.low], [each.high - each.value]]
-        axes.errorbar(each.value, place, xerr=reach, color=axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+def draw_interval(axes: Axes, y: float, estimate: Estimate) -> None:
+    """Draw an interval as a horizontal line, where there is one."""
+    if estimate.low is not None and estimate.high is not None:
+        reach = [[estimate.value - estimate.low], [estimate.high - estimate.value]]
+        axes.errorbar(estimate.value, y, xerr=reach, color=axes.xaxis.label.get_color(), capsize=3, lw=1.2)
 
 
 def text_beside(axes: Axes, x: float, y: float, text: str) -> None:

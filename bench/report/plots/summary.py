@@ -15,13 +15,13 @@ from bench.analysis.several_runs.rungs import Group
 from bench.analysis.several_runs.steps import Step, steps
 from bench.format import number, plain, times
 from bench.records.published import Published
-from bench.report.one_run.screen import hardware_title, task_title, told_apart
 from bench.report.plots import style
 from bench.report.plots.rungs import rounds_of
+from bench.report.titles import hardware_title, task_title, told_apart
 
 WIDTH = 10.5
 PER_BAR = 0.31
-"""Inches."""
+"""Height of a bar, in inches."""
 COLOURS: dict[Group, str] = dict(zip(("Hardware", "Software", "Distributed"), style.COLOURS, strict=False))
 LETTERS = 54
 """Most letters in a line of a bar's name."""
@@ -127,7 +127,7 @@ def _added(step: Step) -> str:
 def _measured(ours: Sequence[Step]) -> str:
     """Legend of our own bars: what was trained, with which torch, in how many rounds, of which ladders."""
     rungs = [step.rung for step in ours if step.rung]
-    model, length = rungs[0].task
+    model, length = rungs[0].board.task
     torches = ", ".join(dict.fromkeys(rung.environment.torch for rung in rungs))
     rounds = rounds_of([rung.board for rung in rungs])
     ladders = style.shortened(", ".join(dict.fromkeys(rung.board.ladder for rung in rungs)), 60)

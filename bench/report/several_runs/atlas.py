@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.atlas import FEW, AtlasRow, Cell, atlas
-from bench.format import ratio, times, verdict_word
+from bench.analysis.several_runs.atlas import FEW, AtlasRow, atlas
+from bench.format import judged, times
 from bench.records.published import Published
-from bench.report.one_run.screen import machine_titles, task_title
 from bench.report.table import Column, Table
+from bench.report.titles import machine_titles, task_title
 
 TITLE = "What helps on which hardware"
 
@@ -73,7 +73,7 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
         return Column(
             title,
             lambda line: line.cells.get(title, ""),
-            _written,
+            lambda cell: judged(cell.ratio, cell.verdict),
             words=True,
             drop=1 + len(found.machines) - found.machines.index(title),
         )
@@ -99,7 +99,3 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
             "what changed. What a source tells by a name alone is left out."
         )
     return Table(title=TITLE, columns=columns, rows=found.lines, notes=notes)
-
-
-def _written(cell: Cell) -> str:
-    return ", ".join(filter(None, (ratio(cell.ratio), verdict_word(cell.verdict))))

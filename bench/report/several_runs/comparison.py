@@ -13,8 +13,10 @@ from bench.analysis.several_runs.compare import Comparison, Pair, Side
 from bench.analysis.several_runs.rungs import Chain, ChainRow, RungView
 from bench.format import (
     DASH,
+    bare_ratio,
     gib,
     judged,
+    judged_briefly,
     letter,
     listed,
     percent,
@@ -22,11 +24,9 @@ from bench.format import (
     plural,
     ratio,
     speed,
-    spread,
     times,
     tokens_per_second,
     training_time,
-    verdict_word,
     with_interval,
 )
 from bench.report.brief import Brief
@@ -49,49 +49,44 @@ MatchedRow = tuple[Row, list[Pair | None]]
 def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
     """How much faster the other sides are, the rungs that have a partner, and what else differs."""
     whole = comparison_table(comparisons)
-    first = comparisons[0].first
+    first, *others = _sides(comparisons)
     columns: list[Column[MatchedRow]] = [
         Column("rung", _names, words=True),
         Column(f"{first.letter} tokens/s", lambda line: speed(line[0].tps), drop=2),
     ]
-    for place, comparison in enumerate(comparisons):
-        columns += _brief_columns(place, comparison.other.letter, first.letter)
-    warnings, notes = [], []
+
+    def over(pair: Pair) -> str:
+        return "not ranked" if pair.not_ranked else judged_briefly(pair.tps, pair.verdict)
+
+    for place, other in enumerate(others):
+        columns += [
+            Column(f"{other.letter} tokens/s", _of(place, lambda pair: speed(pair.other.tps), ""), drop=3),
+            Column(f"{other.letter} over {first.letter}", _of(place, over, "")),
+            Column("memory", _of(place, lambda pair: bare_ratio(pair.memory), ""), drop=1),
+        ]
+    notes = []
     for comparison in comparisons:
-        warnings += _warnings(comparison)
-        both = f"{comparison.other.letter} and {first.letter}"
-        if comparison.differences:
-            notes.append(f"Not alike: {'; '.join(comparison.differences)}.")
-        else:
-            notes.append(f"Nothing of machine, software or task is known to differ between {both}.")
+        differ = f"Not alike: {'; '.join(comparison.differences)}."
+        notes.append(differ if comparison.differences else _alike(comparison.other, first))
         notes += comparison.unpaired
     return Brief(
         answer=[_answer(comparison) for comparison in comparisons],
-        about=[_legend(side) for side in (first, *(comparison.other for comparison in comparisons))],
+        about=[_legend(side) for side in (first, *others)],
         table=Table(title=whole.title, columns=columns, rows=whole.rows, instead=_not_ranked),
         whole=[replace(whole, first=[line for c in comparisons for line in c.differences])],
-        warnings=warnings,
+        warnings=[line for c in comparisons for line in _warnings(c)],
         notes=[*notes, *_method(comparisons)],
         hints=["±: 95 % interval."],
     )
 
 
-def _brief_columns(place: int, letter: str, first: str) -> list[Column[MatchedRow]]:
-    """Speed, speed-up and memory of one of the other sides; `place` is that of its pair in a line."""
+def _sides(comparisons: Sequence[Comparison]) -> list[Side]:
+    """The first side, and all that are compared with it."""
+    return [comparisons[0].first, *(comparison.other for comparison in comparisons)]
 
-    def over(pair: Pair) -> str:
-        if not pair.tps:
-            return "not ranked" if pair.not_ranked else ""
-        return f"{times(pair.tps.value)} {spread(pair.tps)} {verdict_word(pair.verdict)}".strip()
 
-    def memory(pair: Pair) -> str:
-        return times(pair.memory.value) if pair.memory else ""
-
-    return [
-        Column(f"{letter} tokens/s", _of(place, lambda pair: speed(pair.other.tps), ""), drop=3),
-        Column(f"{letter} over {first}", _of(place, over, "")),
-        Column("memory", _of(place, memory, ""), drop=1),
-    ]
+def _alike(one: Side, other: Side) -> str:
+    return f"Nothing of machine, software or task is known to differ between {one.letter} and {other.letter}."
 
 
 def _of(
@@ -111,32 +106,37 @@ def _not_ranked(line: MatchedRow) -> str | None:
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
     """One table of the rungs that have a partner; what differs between the sides stands before it."""
-    first = comparisons[0].first
-    sides = [first, *(comparison.other for comparison in comparisons)]
+    first, *others = sides = _sides(comparisons)
     columns: list[Column[MatchedRow]] = [
         Column("Rung", _names, words=True),
         Column(f"{first.letter} TPS", lambda line: _tps(line[0])),
         Column(f"{first.letter} MFU", lambda line: line[0].mfu, percent),
         Column(f"{first.letter} memory (GiB)", lambda line: line[0].peak_memory_bytes, gib),
     ]
-    for place, side in enumerate(sides[1:]):
-        columns += _columns_of(place, side.letter, f"{side.letter} over {first.letter}")
+    for place, other in enumerate(others):
+        over = f"{other.letter} over {first.letter}"
+        columns += [
+            Column(f"{other.letter} TPS", _of(place, lambda pair: _tps(pair.other))),
+            Column(f"{other.letter} MFU", _of(place, lambda pair: pair.other.mfu), percent),
+            Column(over, _of(place, _over)),
+            Column(f"Memory, {over}", _of(place, _memory_over)),
+        ]
     lines = [
         (row, [next((pair for pair in c.pairs if pair.first is row), None) for c in comparisons])
         for row in first.rows
     ]
-    intro = [_answer(comparison) for comparison in comparisons] + [_legend(side) for side in sides]
-    for comparison in comparisons:
-        both = f"{first.letter} and {comparison.other.letter}"
-        none = f"Nothing of machine, software or task is known to differ between {both}."
-        intro += comparison.differences or [none]
-    title = dict.fromkeys(side.board.title for side in sides)
+    differences = [line for c in comparisons for line in c.differences or [_alike(first, c.other)]]
     return Table(
-        title=" against ".join(title),
+        title=" against ".join(dict.fromkeys(side.board.title for side in sides)),
         columns=columns,
         rows=[line for line in lines if any(line[1])],
-        first=intro,
-        notes=_notes(comparisons),
+        first=[*map(_answer, comparisons), *map(_legend, sides), *differences],
+        notes=[
+            "± is the 95 % t interval.",
+            *_method(comparisons),
+            *(line for c in comparisons for line in c.unpaired),
+            *(f"Warning: {line}" for c in comparisons for line in _warnings(c)),
+        ],
     )
 
 
@@ -162,16 +162,6 @@ def _names(line: MatchedRow) -> str:
     return " / ".join(dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)]))
 
 
-def _columns_of(place: int, letter: str, over: str) -> list[Column[MatchedRow]]:
-    """Columns of one of the other sides; `place` is that of its pair in a line."""
-    return [
-        Column(f"{letter} TPS", _of(place, lambda pair: _tps(pair.other))),
-        Column(f"{letter} MFU", _of(place, lambda pair: pair.other.mfu), percent),
-        Column(over, _of(place, _over)),
-        Column(f"Memory, {over}", _of(place, _memory_over)),
-    ]
-
-
 def _over(pair: Pair) -> str | None:
     if pair.tps:
         return judged(pair.tps, pair.verdict)
@@ -180,7 +170,7 @@ def _over(pair: Pair) -> str | None:
 
 def _memory_over(pair: Pair) -> str | None:
     if pair.memory:
-        return with_interval(f"{pair.memory.value:.3f}x", pair.memory)
+        return with_interval("{:.3f}x".format, pair.memory)
     return "not comparable" if pair.memory_not_ranked else None
 
 
@@ -196,23 +186,13 @@ def _tps(row: Row) -> str:
     return tokens_per_second(row.tps) if row.tps else status_of(row)
 
 
-def _notes(comparisons: Sequence[Comparison]) -> list[str]:
-    notes = ["± is the 95 % t interval.", *_method(comparisons)]
-    for comparison in comparisons:
-        notes += comparison.unpaired
-    for comparison in comparisons:
-        notes += [f"Warning: {line}" for line in _warnings(comparison)]
-    return notes
-
-
 def _method(comparisons: Sequence[Comparison]) -> list[str]:
     """How ratios are made, and the noise floor of each side."""
-    sides = [comparisons[0].first, *(comparison.other for comparison in comparisons)]
     floors = {
         f"±{side.board.delta:.1%} in {side.letter}"
         if side.board.delta is not None
         else f"not known in {side.letter}"
-        for side in sides
+        for side in _sides(comparisons)
     }
     same_run = [c.first.board.same_run(c.other.board) for c in comparisons]
     by_letter = ", ".join(sorted(floors, key=lambda floor: floor[-1]))
@@ -299,7 +279,7 @@ def _letter(chain: Chain, rung: RungView) -> str:
 
 
 def _baseline(chain: Chain) -> str:
-    rung, (model, length) = chain.baseline, chain.baseline.task
+    rung, (model, length) = chain.baseline, chain.baseline.board.task
     added = ", the only one shown of its run" if chain.baseline_added else ""
     return (
         f"Baseline: rung {rung.row.rung} of run {_letter(chain, rung)}, {rung.tps_cell} tokens per second"
@@ -338,7 +318,7 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         yield _chain_legend(run, letter(place))
     rungs = [row.rung for row in chain.rows]
     if chain.unlike:
-        others = [f"{first.board.ladder} ({first.task[0]} at T = {first.task[1]})" for first in chain.unlike]
+        others = [f"{board.ladder} ({board.task[0]} at T = {board.task[1]})" for board in chain.unlike]
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
     if chain.not_carried:
         left_out = plural(chain.not_carried, "rung that was", "rungs that were")

@@ -17,6 +17,7 @@ from bench.analysis.several_runs.rungs import (
     rung_views,
 )
 from bench.format import (
+    bare_ratio,
     floor,
     gib,
     number,
@@ -24,7 +25,6 @@ from bench.format import (
     plain,
     plural,
     ratio,
-    times,
     whole_percent,
     with_interval,
 )
@@ -124,7 +124,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
 def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     """The fastest of several runs, and a line for each, which no terminal wraps."""
     runs = [RunSummary(board, fastest_rung(board)) for board in boards]
-    tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.task)
+    tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.board.task)
     answer = []
     if tasks:
         (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
@@ -138,7 +138,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         Column("ladder", _ladder, words=True),
         Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
         Column("tokens/s", lambda run: number(run.fastest.row.mean_tps) if run.fastest else ""),
-        Column("over first", lambda run: times(run.over_first.value) if run.over_first else ""),
+        Column("over first", lambda run: bare_ratio(run.over_first)),
         Column("rounds", _rounds, drop=2),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
     ]
@@ -170,7 +170,7 @@ def _ladder(run: RunSummary) -> str:
 def hardware(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> list[Table]:
     """The fastest rung of each run, a table for each model and sequence length that several runs have."""
     fastest = [fastest_rung(board) for board in boards]
-    tasks = group_by(filter(None, fastest), lambda rung: rung.task)
+    tasks = group_by(filter(None, fastest), lambda rung: rung.board.task)
     without = [board for board, rung in zip(boards, fastest, strict=True) if rung is None]
     return [_hardware(task, rungs, without, figures) for task, rungs in tasks.items() if len(rungs) > 1]
 
@@ -183,7 +183,7 @@ def _hardware(
 ) -> Table:
     model, length = task
     ours = by_speed(rungs)
-    published = fastest_published([figure for figure in figures if (figure.model, figure.seq_len) == task])
+    published = fastest_published(figures, task)
     notes = [
         "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, "
         "and what else must be known of it, stands beneath the run's scoreboard.",
@@ -195,7 +195,7 @@ def _hardware(
             "Caveat, and beneath the others: each rung of the run has one, which its own report states among "
             "the warnings; this one has most tokens per second."
         )
-    lacking = [board for board in without if rung_views(board)[0].task == task]
+    lacking = [board for board in without if board.task == task]
     notes += [f"No rung is ok and of equal maths: {board.source}." for board in lacking]
     notes += derived_note(ours)
     methods = {rung.row.peak_memory_method for rung in ours if rung.row.peak_memory_bytes is not None}
@@ -274,11 +274,11 @@ HARDWARE: list[Column[RungView]] = [
 ]
 
 
-def fastest_published(figures: Sequence[Published]) -> list[Published]:
-    """The fastest figure of each source, hardware and number of devices, sorted by speed."""
+def fastest_published(figures: Sequence[Published], task: tuple[str, int]) -> list[Published]:
+    """The fastest figure of a task of each source, hardware and number of devices, sorted by speed."""
     fastest: dict[tuple[str, str, int], Published] = {}
     for figure in sorted(figures, key=_published_tps, reverse=True):
-        if figure.tps and figure.hardware and figure.devices:
+        if figure.task == task and figure.tps and figure.hardware and figure.devices:
             fastest.setdefault((figure.source, figure.hardware, figure.devices), figure)
     return [*fastest.values()]
 
@@ -303,7 +303,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> T
             beneath=lambda figure: figure.source,
             words=True,
         ),
-        Column("Model", lambda rung: rung.task[0], beneath=lambda f: f.model or f.rung, words=True),
+        Column("Model", lambda rung: rung.board.task[0], beneath=lambda f: f.model or f.rung, words=True),
         Column("On", lambda rung: f"{rung.devices} on {rung.machine}", words=True),
         Column("MFU", lambda rung: rung.mfu_cell, beneath=_range),
     ]
@@ -342,7 +342,7 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         return None
     fastest: dict[tuple[str, int], RungView] = {}
     for rung in by_speed(filter(None, map(fastest_rung, boards))):
-        fastest.setdefault(rung.task, rung)
+        fastest.setdefault(rung.board.task, rung)
     missing = [name for name in REFERENCES if name not in [model for model, _ in fastest]]
     tasks = [*fastest, *((name, PRESETS[name].n_ctx) for name in missing)]
     tasks.sort(key=lambda task: (PRESETS[task[0]].parameters, task[1]))
@@ -399,7 +399,7 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
         Column("TPS", lambda rung: rung.tps_cell),
         Column("TPS per device", _tps_per_device, number, drop=3),
         Column("Linear would be", _linear, number),
-        Column("Efficiency", lambda rung: rung.row.efficiency, lambda e: with_interval(percent(e.value), e)),
+        Column("Efficiency", lambda rung: rung.row.efficiency, lambda e: with_interval(percent, e)),
         Column("Over", lambda rung: rung.row.efficiency_over, words=True, drop=6),
         Column("MFU (bf16)", lambda rung: rung.mfu_cell, drop=2),
         Column("Peak memory (GiB)", lambda rung: rung.row.peak_memory_bytes, gib, drop=1),

@@ -39,10 +39,11 @@ class PublishedRun:
 
     def like(self, runs: Sequence[LongRun]) -> bool:
         """Whether one of these runs trains the same model on the same corpus."""
-        return any((self.model, self.corpus) == (run.workload["model"], run.corpus) for run in runs)
+        return any((self.model, self.corpus) == (run.model, run.corpus) for run in runs)
 
 
 POST = partial(PublishedRun, source="jjschwartz-2024")
+ON_H100S = partial(POST, corpus="fineweb-edu", hardware="8 x H100 SXM", products="bfloat16", tokens=10**10)
 PUBLISHED_RUNS = (
     POST(
         model="gpt2",
@@ -54,27 +55,8 @@ PUBLISHED_RUNS = (
         minutes=26,
         tps=645,
     ),
-    POST(
-        model="gpt2",
-        corpus="fineweb-edu",
-        hardware="8 x H100 SXM",
-        products="bfloat16",
-        steps=18_865,
-        tokens=10**10,
-        minutes=59.5,
-        tps=3_000_000,
-    ),
-    POST(
-        model="gpt2-xl",
-        corpus="fineweb-edu",
-        hardware="8 x H100 SXM",
-        products="bfloat16",
-        steps=9_500,
-        tokens=10**10,
-        minutes=582,
-        tps=320_000,
-        mfu=0.4194,
-    ),
+    ON_H100S(model="gpt2", steps=18_865, minutes=59.5, tps=3_000_000),
+    ON_H100S(model="gpt2-xl", steps=9_500, minutes=582, tps=320_000, mfu=0.4194),
     PublishedRun(
         source="high-performance-gpt2-cuda",
         model="gpt2",
@@ -125,14 +107,14 @@ class LongRun:
         return [event for event in self.events if event.kind == kind]
 
     @property
-    def workload(self) -> dict[str, Any]:
-        return self.run["workload"]
+    def model(self) -> str:
+        return self.run["workload"]["model"]
 
     @property
     def corpus(self) -> str:
         """Corpus that it was trained on: --data may name another than the configuration."""
         corpora = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
-        return corpora[-1] if corpora else self.workload["data"]
+        return corpora[-1] if corpora else self.run["workload"]["data"]
 
     @property
     def products(self) -> str:
@@ -265,7 +247,7 @@ def _validation_loss(run: LongRun) -> str | None:
 
 LEARNT: list[Column[LongRun]] = [
     Column("Run", lambda run: run.name, beneath=lambda run: f"published: {run.source}", words=True),
-    Column("Model", lambda run: run.workload["model"], beneath=lambda run: run.model, words=True),
+    Column("Model", lambda run: run.model, beneath=lambda run: run.model, words=True),
     Column("Corpus", lambda run: run.corpus, beneath=lambda run: run.corpus, words=True),
     Column("On", _where, beneath=lambda run: run.hardware, words=True),
     Column("Matmuls in", lambda run: run.products, beneath=lambda run: run.products, words=True),
@@ -334,10 +316,10 @@ def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
         run.name: event for run in runs for event in run.of("hellaswag") if event.values["style"] == style
     }
     rows = [(run, last[run.name]) for run in runs if run.name in last]
-    models = {run.workload["model"] for run in runs}
+    models = {run.model for run in runs}
     columns: list[Column[tuple[LongRun, Event]]] = [
         Column("Run", lambda row: row[0].name, beneath=lambda row: f"{row.model} ({row.source})", words=True),
-        Column("Model", lambda row: row[0].workload["model"], beneath=lambda row: row.model, words=True),
+        Column("Model", lambda row: row[0].model, beneath=lambda row: row.model, words=True),
         Column("Corpus", lambda row: row[0].corpus, beneath=lambda row: row.corpus, words=True),
         Column("Step", lambda row: row[1].step, "{:,}".format),
         Column("acc", lambda row: row[1].values["acc"], "{:.4f}".format, beneath=lambda row: row.acc),
@@ -377,7 +359,7 @@ def _samples(runs: Sequence[LongRun]) -> Table | None:
 
 def reference_lines(runs: Sequence[LongRun], style: str) -> list[tuple[str, float, float]]:
     """Model, lowest and highest published acc_norm of OpenAI's weights of the runs' sizes and gpt2-xl."""
-    models = dict.fromkeys([*(run.workload["model"] for run in runs), "gpt2-xl"])
+    models = dict.fromkeys([*(run.model for run in runs), "gpt2-xl"])
     lines = []
     for model in models:
         scores = [

@@ -15,8 +15,9 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
 from bench.report.brief import MOST_NOTES
-from bench.report.one_run.screen import cpu_title, model_title, screen, screen_markdown, swept_toggles
+from bench.report.one_run.screen import screen, screen_markdown, swept_toggles
 from bench.report.one_run.tables import columns
+from bench.report.titles import cpu_title, model_title
 from gpt2.config.toggles import Toggles
 from ladders import ladder
 
