@@ -643,7 +643,7 @@ def test_rungs_that_are_tried_share_a_folder_of_compiled_code_but_for_what_torch
 ) -> None:
     """Which kernel attention takes is no part of torch's keys, and the number of threads was none."""
     changes = "{gelu: sigmoid}", "{attention: sdpa}", "{threads: 2}"
-    more = ", ".join(f"{{name: {number}, set: {change}}}" for number, change in enumerate(changes))
+    more = ", ".join(f"{{name: rung {n}, set: {change}}}" for n, change in enumerate(changes))
     caches = caches_of_workers(monkeypatch)
     ladder = load(write_ladder(f"[{{name: a}}, {more}]", carry="if_faster"))
     executor = processes.Executor(ladder, Options(out=tmp_path), tmp_path, "", asked, Silent())
