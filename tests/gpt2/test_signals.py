@@ -15,6 +15,7 @@ class Dropping:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script ignores it
 heed_every_interrupt()
 try:
     with BLOCK:

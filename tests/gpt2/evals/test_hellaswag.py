@@ -487,12 +487,6 @@ def test_a_line_that_is_no_json_is_named(content: bytes, tmp_path: Path) -> None
         load(path)
 
 
-def test_an_example_that_is_there_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "mine.jsonl", [*EXAMPLES[:3], EXAMPLES[1]])
-    with pytest.raises(DataError, match=r"mine\.jsonl:4: is line 2 again"):
-        load(path)
-
-
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text("\n")
