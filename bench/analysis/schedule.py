@@ -238,7 +238,7 @@ class Schedule:
         The rest of a round pairs with nothing before the interruption, so it gets a first rung of its own.
         """
         for record in records:
-            self.ended(record)
+            self.ended(record, record.process_seconds)
         rest = {task.kind for task in self.round(1)}
         if records and rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
             self._every_round.append(self._controls[0])

@@ -87,8 +87,9 @@ CACHE_STATES: tuple[CacheState, ...] = get_args(CacheState)
 """From the least to be compiled to the most."""
 
 
-def _mark(cache: str) -> Path:
-    return Path(cache) / "-".join(filter(None, (_FILLED, os.environ.get(CODE))))
+def mark_of(cache: Path, code: str | None) -> Path:
+    """Return the file that marks this rung's code in a cache as complete."""
+    return cache / "-".join(filter(None, (_FILLED, code)))
 
 
 def compile_cache() -> CacheState | None:
@@ -99,7 +100,7 @@ def compile_cache() -> CacheState | None:
     cache = os.environ.get(CACHE)
     if cache is None:
         return None
-    if _mark(cache).exists():
+    if mark_of(Path(cache), os.environ.get(CODE)).exists():
         return "warm"
     return "shared" if any(Path(cache).glob(f"{_FILLED}*")) else "cold"
 
@@ -109,7 +110,7 @@ def compile_cache_filled() -> bool:
     cache = os.environ.get(CACHE)
     if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
         return False
-    _mark(cache).touch()
+    mark_of(Path(cache), os.environ.get(CODE)).touch()
     return True
 
 

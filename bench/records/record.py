@@ -499,6 +499,8 @@ def read_lines(
             parsed.append(kind.model_validate_json(translate(text.decode())))
         except UnicodeDecodeError:
             raise RecordError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
+        except RecursionError:
+            raise RecordError(f"{path}:{number}: no result of bench run; name other files") from None
         except ValidationError as error:
             raise RecordError(_complaint(path, number, text.decode(), error, noun)) from None
     return parsed, warnings
@@ -508,7 +510,7 @@ def torn(last: bytes) -> bool:
     """Whether a file's last line, which has no end, is only the beginning of an object."""
     try:
         json.loads(last.decode())
-    except ValueError:
+    except (ValueError, RecursionError):
         return last.startswith(b"{")
     return False
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,7 +22,7 @@ from bench.host.telemetry import cpu_times, other_cores, state
 from bench.ladder.ladder import Ladder
 from bench.process.shutdown import Stop, StopSignal
 from bench.process.supervisor import CACHE, CODE, classify, read_outcome, supervise
-from bench.process.worker_side import cause
+from bench.process.worker_side import cause, mark_of
 from bench.records.machine import State
 from bench.records.measurement import External
 from bench.records.record import Outcome, Record, ToggleValues
@@ -168,7 +169,8 @@ class Executor:
         process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, process, timeout)
-        self._cut_off += process.was_cut_off and not task.rung.external
+        if process.was_cut_off:
+            self._give_up_code(task)
         machine = outcome.environment or self.probed.environment
         device = HOST if machine.xla_on_cpu else toggles.device
         ranks = toggles.processes // nodes
@@ -239,6 +241,14 @@ class Executor:
             alike = [getattr(rung.toggles, name) for name in UNKEYED]
             folder = self._digest(f"shared {self._cut_off}", alike)
         return (kept.absolute() if kept else self.scratch) / f"inductor-{folder}", code
+
+    def _give_up_code(self, task: Task) -> None:
+        """Give up code that may be half written: torch takes a library cut off for a fault of this CPU."""
+        folder, code = self._compiled_code(task)
+        if folder.name != f"inductor-{code}":  # it is shared
+            self._cut_off += 1
+        elif not mark_of(folder, code).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _digest(self, kind: str, what: object) -> str:
         content = [kind, asdict(self.ladder.workload), what, self.probed.environment.torch]

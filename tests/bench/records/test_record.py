@@ -295,6 +295,14 @@ def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
     assert len(read(path)[0]) == 2
 
 
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"schema": 1, "a": ' + "[" * 100_000])
+def test_a_line_that_is_nested_beyond_use_is_no_record(line: str, tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    file.write_text(line + "\n")
+    with pytest.raises(RecordError, match=r"r\.jsonl:1: "):
+        read(file)
+
+
 def test_a_results_file_that_nothing_was_written_to_is_taken_away_with_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "machine" / "r.jsonl"
     path.parent.mkdir()

@@ -102,6 +102,17 @@ def test_what_is_complete_does_not_depend_on_the_time_of_the_run_that_goes_on(
     assert runner.run(ladder, options, Silent()).path == interrupted != complete
 
 
+def test_a_run_that_is_resumed_knows_from_its_records_how_long_a_round_takes(write_ladder, clock) -> None:
+    ladder = load(write_ladder(TWO, repeats=2))
+    records: list[Record] = []
+    for task in Rounds(ladder, ladder.rungs).tasks(records, lambda _: None):
+        made = judged(task, process(ladder, task, 100.0))
+        records.append(made.model_copy(update={"process_seconds": 600.0}))
+    source = Rounds(ladder, ladder.rungs, limit=TimeLimit(60, fill=True))
+    source.resume(records)
+    assert not list(source.tasks(records, lambda _: None))
+
+
 def test_time_left_is_that_of_the_rounds_that_are_planned_and_all_of_what_is_to_be_filled(clock) -> None:
     assert TimeLimit(300).seconds_to_go(120) == 120
     assert TimeLimit(300).seconds_to_go(1000) == 300

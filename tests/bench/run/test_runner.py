@@ -657,6 +657,23 @@ def test_rungs_that_are_tried_share_a_folder_of_compiled_code_but_for_what_torch
 
 
 @pytest.mark.parametrize(
+    ("mark", "kept"),
+    [("", False), (";pathlib.Path(cache, 'filled-by-bench-' + e['BENCH_CODE']).touch()", True)],
+)
+def test_of_a_process_that_was_killed_only_complete_code_is_kept_for_a_later_run(
+    mark: str, kept: bool, write_ladder, asked: ProbeResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = "import os, pathlib; e = os.environ; cache = e['TORCHINDUCTOR_CACHE_DIR']; os.makedirs(cache)"
+    torn = ";pathlib.Path(cache, 'torn.so').touch()"
+    caches = caches_of_workers(monkeypatch, f"{begun}{torn}{mark}; os.kill(os.getpid(), 9)")
+    options = Options(out=tmp_path, compile_cache=tmp_path / "kept")
+    ladder = load(write_ladder("[{name: a}]"))
+    executor = processes.Executor(ladder, options, tmp_path, "", asked, Silent())
+    executor.observe(Task(kind="cumulative", rung=ladder.rungs[0], repetition=1), Stop())
+    assert Path(caches[0][0], "torn.so").exists() is kept
+
+
+@pytest.mark.parametrize(
     ("end", "changes"),
     [
         ("raise SystemExit(1)", False),
