@@ -14,11 +14,11 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, get_args
 
 import psutil
 
 from bench.process.supervisor import CACHE, CODE
+from bench.records.measurement import CacheState
 from bench.records.record import Outcome, progress_path
 from gpt2.files.atomic import atomic_write
 
@@ -80,11 +80,6 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
 
 _FILLED = "filled-by-bench"
 """Beginning of the name of a file that marks a rung's code in a cache as complete, not cut off by a kill."""
-
-
-CacheState = Literal["warm", "shared", "cold"]
-CACHE_STATES: tuple[CacheState, ...] = get_args(CacheState)
-"""From the least to be compiled to the most."""
 
 
 def mark_of(cache: Path, code: str | None) -> Path:

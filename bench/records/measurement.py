@@ -72,6 +72,10 @@ class External(Plain):
     """Command as the ladder has it."""
 
 
+CacheState = Literal["warm", "shared", "cold"]
+"""State of a compiler's cache, from the least to be compiled to the most."""
+
+
 class Measurement(Plain):
     """What one process, or one group of ranks, measured."""
 
@@ -112,7 +116,7 @@ class Measurement(Plain):
     """Part of startup_seconds that opened the corpus."""
     first_step_seconds: Amount | None
     """Duration of the first optimiser step, compilation included; null for external rungs."""
-    compile_cache: Literal["cold", "shared", "warm"] | None
+    compile_cache: CacheState | None
     """State of the compiler's cache at the start; null where nothing was compiled. shared: it held other
     rungs' code, of which parts may have served."""
     warmup_steps: Count

@@ -138,8 +138,6 @@ class Climb:
         """How many of them a run that is resumed had made."""
         self._later: list[Record] = []
         """Records of the rounds of a run that is resumed."""
-        self._seconds: dict[bool, list[float]] = {True: [], False: []}
-        """Durations of the tries, of the first rung (True) and of the others."""
         self._rounds: Rounds | None = None
 
     @property
@@ -151,8 +149,6 @@ class Climb:
         """Go on after these records."""
         self._tried = [record for record in records if record.kind == "scout" and not record.cut_short]
         self._tried_before = len(self._tried)
-        for record in self._tried:
-            self._note_seconds(record, record.process_seconds)
         self._later = [record for record in records if record.kind != "scout"]
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
@@ -173,13 +169,8 @@ class Climb:
         """Note an outcome."""
         if record.kind == "scout":
             self._tried += [record] if not record.cut_short else []
-            self._note_seconds(record, seconds)
         elif self._rounds:
             self._rounds.ended(record, seconds)
-
-    def _note_seconds(self, record: Record, seconds: float | None) -> None:
-        if seconds is not None:
-            self._seconds[record.rung_index == self._own[0].index].append(seconds)
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Estimated seconds of rounds `repetition` to `rounds`, and of the rungs that are still to be tried.
@@ -189,8 +180,10 @@ class Climb:
         """
         if self._rounds:
             return self._rounds.seconds_left(repetition, rounds)
-        of_first, of_others = self._seconds[True], self._seconds[False]
-        if not of_first and not of_others:
+        took = [(r.rung_index, r.process_seconds) for r in self._tried if r.process_seconds is not None]
+        of_first = [seconds for index, seconds in took if index == self._own[0].index]
+        of_others = [seconds for index, seconds in took if index != self._own[0].index]
+        if not took:
             return None
         first, each = mean(of_first or of_others), mean(of_others or of_first)
         known = {record.rung_index for record in self._tried} - {self._own[0].index}

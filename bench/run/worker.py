@@ -23,7 +23,6 @@ from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.process.worker_side import (
-    CACHE_STATES,
     ProgressFile,
     TooSlow,
     age,
@@ -36,7 +35,7 @@ from bench.process.worker_side import (
     leave_with_runner,
     write,
 )
-from bench.records.measurement import Proof
+from bench.records.measurement import CacheState, Proof
 from bench.records.record import Kind, Outcome
 from bench.run.command import add_ladder_arguments, loaded
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
@@ -161,7 +160,8 @@ def _measure(
     cache = compile_cache()
     steps = train(workload, toggles, device, data)
     if cache:  # all ranks wait for the one that compiles most
-        cache = CACHE_STATES[int(agree(float(CACHE_STATES.index(cache))))]
+        states = get_args(CacheState)
+        cache = states[int(agree(float(states.index(cache))))]
     startup_seconds = age()
     progress = ProgressFile(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     hardware_flops = hardware_flops_per_token(

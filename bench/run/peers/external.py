@@ -22,7 +22,6 @@ from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine, Peer, PeerRung
 from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import (
-    CacheState,
     ProgressFile,
     age,
     compile_cache,
@@ -32,7 +31,7 @@ from bench.process.worker_side import (
     leave_with_runner,
     write,
 )
-from bench.records.measurement import Measurement, Rank
+from bench.records.measurement import CacheState, Measurement, Rank
 from bench.records.record import Outcome, Status
 from bench.run.command import add_ladder_arguments, loaded
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors

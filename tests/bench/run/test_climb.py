@@ -618,7 +618,8 @@ def test_where_time_is_short_no_rung_is_tried_twice(write_ladder) -> None:
     source, records = Climb(ladder, ladder.rungs, limit=TimeLimit(0.0)), list[Record]()
     for task in source.tasks(records, lambda _: None):
         speed = {"a": 95.0 if task.repetition == 2 else 100.0, "b": 98.0, "c": 97.0, "d": 96.0, "e": 97.0}
-        records.append(judged(task, process(ladder, task, speed[task.rung.name])))
+        made = judged(task, process(ladder, task, speed[task.rung.name]))
+        records.append(made.model_copy(update={"process_seconds": 1.0}))
         source.ended(records[-1], 1.0)
     assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("c", 1), ("d", 1), ("e", 1)]
 
