@@ -27,8 +27,9 @@ from rich.text import Text
 from bench.campaign_parts import COMPILED, KINDS, ROOT, Part, report
 from bench.format import duration, number, plain
 from bench.process.shutdown import Stop, stoppable
-from bench.process.supervisor import end_marked
+from bench.process.supervisor import end_marked, end_of
 from bench.records.record import RecordError, read
+from gpt2.files.atomic import atomic_write
 from gpt2.files.lock import Locked, exclusive
 from gpt2.terminal import LiveLine, stderr_console, use_streams
 
@@ -83,8 +84,9 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
 def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> PartOutcome:
     """Run a part, unless it is done, cannot run here, or has too little time until `deadline`."""
     before = earlier(folder).get(part.name)
-    same = before is not None and before.command == shlex.join(part.command)
-    if before and same and before.status == "done" and (part.result is None or _there(folder, part.result)):
+    wanted = "done", shlex.join(part.command)
+    alike = before is not None and (before.status, before.command) == wanted
+    if before and alike and (part.result is None or _there(folder, part.result)):
         _tell(f"{part.name}: done before")
         return before
     left = deadline - time.monotonic()
@@ -189,9 +191,8 @@ def _found(part: Part, folder: Path, log: Path) -> str:
 
 
 def _last_line(log: Path) -> str:
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - LAST_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+    with contextlib.suppress(OSError):
+        lines = end_of(log, LAST_BYTES).splitlines()
         return plain(next((line.strip() for line in reversed(lines) if line.strip()), ""))
     return ""
 
@@ -230,13 +231,16 @@ def table(outcomes: Sequence[PartOutcome], folder: Path) -> Table:
 
 
 def archive(folder: Path) -> Path:
-    """Write FOLDER.tar.gz beside the folder, without checkpoints and compiled code, which are large."""
+    """Write FOLDER.tar.gz beside the folder, without checkpoints and compiled code, which are large.
+
+    Raises OSError, and then leaves an earlier one as it was.
+    """
     path = folder.with_name(f"{folder.name}.tar.gz")
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if Path(member.name).name in ("checkpoints", COMPILED) else member
 
-    with tarfile.open(path, "w:gz") as file:
+    with atomic_write(path, sync=False) as part, tarfile.open(fileobj=part, mode="w:gz") as file:
         file.add(folder, folder.name, filter=kept)
     return path
 
@@ -278,7 +282,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if interrupted:
         _tell("interrupted; the same command goes on")
         return 130
-    _tell(f"all of it is in {archive(folder)}; the same command runs what is not done")
+    try:
+        kept = archive(folder)
+    except OSError as error:
+        _tell(f"cannot write {error.filename or folder} ({error.strerror}); all of it is in {folder}")
+        return 6
+    _tell(f"all of it is in {kept}; the same command runs what is not done")
     return 6 if any(each.status == "failed" for each in outcomes) else 0
 
 

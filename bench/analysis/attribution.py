@@ -118,7 +118,7 @@ def _gain(
     if toggles == over:
         return Gain(absent="set again later")
     with_change, without_change = _with(records, toggles), _with(records, over)
-    first = board.records.measured_rungs[0]
+    first = board.records.rungs_of_rounds[0]
     is_first = over == toggles_of(first)
     reference = board.records.first_tps_by_round(first) if is_first else tps_by_round(without_change)
     ratio = paired_ratio(tps_by_round(with_change), reference)

@@ -226,8 +226,8 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
             inert_rounds.append("; ".join(without_effect))
     if not inert_rounds:
         return None
-    rounds = f" (in {len(inert_rounds)} of {len(measured)} rounds)"
-    return f"{inert_rounds[0]}{rounds if len(inert_rounds) < len(measured) else ''}"
+    some = f" in {len(inert_rounds)} of {len(measured)} rounds" if len(inert_rounds) < len(measured) else ""
+    return inert_rounds[0].replace(" had no effect:", f" had no effect{some}:")
 
 
 def caveats_of(

@@ -53,6 +53,11 @@ class RunCeiling:
         """FLOP/s of these on one device."""
         return [matmul.flops_per_second for matmul in self.best]
 
+    @property
+    def rate(self) -> float:
+        """Their mean, which shares are over."""
+        return geometric_mean(self.rates).value
+
 
 def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
     """Ceilings by kind of device, measured by the run itself or else by the last other run among records."""
@@ -68,7 +73,7 @@ def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
 
 
 Peaks = Mapping[tuple[str, str | None], float]
-"""FLOP/s of one device, by kind of device and number format; by "bf16" the denominator of MFU."""
+"""FLOP/s of one device, by kind of device and number format; that of bfloat16 is what MFU is over."""
 
 
 def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks:
@@ -82,14 +87,12 @@ def find_peaks(records: Sequence[Record], beaten: Collection[str] = ()) -> Peaks
             device = toggles_of([record]).device
             if device in beaten and m.peak_flops_kind == "derived":
                 continue
-            in_bfloat16 = m.peak_flops_bf16
-            for key, peak in (
-                ("bf16", in_bfloat16),
-                ("bfloat16", in_bfloat16),
+            for number_format, peak in (
+                ("bfloat16", m.peak_flops_bf16),
                 (m.product_format, m.peak_flops_dtype),
             ):
                 if peak is not None:
-                    peaks.setdefault((device, key), peak)
+                    peaks.setdefault((device, number_format), peak)
     return peaks
 
 
@@ -100,8 +103,7 @@ def beaten_peaks(records: Sequence[Record], ceilings: Mapping[str, RunCeiling]) 
     for device, ceiling in ceilings.items():
         for measured_here in ceiling.measured:
             for product in measured_here.matmuls:
-                key = "bf16" if product.number_format == "bfloat16" else product.number_format
-                peak = peaks.get((device, key))
+                peak = peaks.get((device, product.number_format))
                 if peak is not None and product.flops_per_second > peak:
                     beaten[device] = max(product.flops_per_second, beaten.get(device, 0.0))
     return beaten
@@ -170,6 +172,16 @@ class Row:
     """Speed over the rung that it stood on, in short windows; only of a rung tried and not carried."""
     left_out: bool = False
     """Whether it was tried and not carried, so that no round measured it."""
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether it was tried and left out as no faster, or as not supported here."""
+        return self.left_out and self.status in (NOT_CARRIED, "unsupported")
+
+    @property
+    def why(self) -> str:
+        """First line of the reason why it is not ok; empty where there is none."""
+        return ((self.error or "").strip().splitlines() or [""])[0]
 
     @property
     def mean_tps(self) -> float:
@@ -241,7 +253,7 @@ def row_of(
     mean = geometric_mean(list(tps.values())) if tps else None
     tps_per_device = mean.value / (m.peak_devices or toggles.world_size) if mean and m else None
     flops = m.flops_per_token if m else None
-    peak = peaks.get((toggles.device, "bf16"))
+    peak = peaks.get((toggles.device, "bfloat16"))
     dropped = _dropped(rung, run)
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
@@ -263,7 +275,7 @@ def row_of(
         mfu=_share(flops, tps_per_device, peak),
         mfu_own=_share(flops, tps_per_device, peaks.get((toggles.device, m and m.product_format))),
         hfu=_share(m and m.hardware_flops_per_token, tps_per_device, peak),
-        ceiling_share=_share(flops, tps_per_device, ceiling and geometric_mean(ceiling.rates).value),
+        ceiling_share=_share(flops, tps_per_device, ceiling and ceiling.rate),
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=m.peak_memory_method if m else None,
         loss=m.losses[loss_step - 1] if m and loss_step and not external else None,

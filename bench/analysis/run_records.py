@@ -75,14 +75,14 @@ class RunRecords(tuple[Record, ...]):
         return references
 
     @cached_property
-    def measured_rungs(self) -> list[list[Record]]:
+    def rungs_of_rounds(self) -> list[list[Record]]:
         """Records of each rung, or of each candidate of a sweep, that was to be measured."""
         return [rung for rung in self.rungs.values() if not not_carried(rung[0])]
 
     @cached_property
     def own_rungs(self) -> list[list[Record]]:
         """Records of each of these rungs that our own trainer ran."""
-        return [rung for rung in self.measured_rungs if not is_external(rung)]
+        return [rung for rung in self.rungs_of_rounds if not is_external(rung)]
 
     def first_tps_by_round(self, first: Sequence[Record]) -> dict[tuple[int, str], float]:
         """Tokens per second of the first rung; its control stands in after an interruption within a round."""

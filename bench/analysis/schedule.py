@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 from typing import Any, Protocol, TypeVar
 
 from bench.analysis.run_records import varying
@@ -177,6 +178,22 @@ def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
                 yield kind, changed
 
 
+FOUND = 0.35
+"""Share of the first step that a process saves which finds the code that another one compiled.
+
+The least that was seen on a CPU: the fastest way of each matmul is found out anew in each process.
+"""
+
+
+def _with_code_found(record: Record, seconds: float) -> float:
+    """Seconds of a process, if its code had been compiled before, as for the next one of its rung it is."""
+    m = record.measurement
+    if m is None or m.compile_cache in (None, "warm") or m.first_step_seconds is None or not m.block_steps:
+        return seconds
+    step = median(m.block_seconds) / m.block_steps
+    return seconds - FOUND * max(0.0, m.first_step_seconds - step)
+
+
 @dataclass
 class Schedule:
     """The processes of a run, round by round, so that drift of the machine meets all rungs alike.
@@ -188,6 +205,9 @@ class Schedule:
     rungs: Sequence[Rung]
     ablate: bool = False
     _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    """By kind and rung, what a process that finds its code compiled takes."""
+    _whole: list[float] = field(default_factory=list)
+    """What each process took."""
     _done: set[tuple[str, int, int]] = field(default_factory=set)
     _skipped: set[tuple[str, int]] = field(default_factory=set)
 
@@ -238,7 +258,7 @@ class Schedule:
         The rest of a round pairs with nothing before the interruption, so it gets a first rung of its own.
         """
         for record in records:
-            self.ended(record, record.process_seconds)
+            self._note(record, record.process_seconds, record.process_seconds)
         rest = {task.kind for task in self.round(1)}
         if records and rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
             self._every_round.append(self._controls[0])
@@ -275,8 +295,13 @@ class Schedule:
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""
+        self._note(record, seconds, None if seconds is None else _with_code_found(record, seconds))
+
+    def _note(self, record: Record, took: float | None, seconds: float | None) -> None:
+        """seconds: that the next process of the same kind is expected to take."""
         if record.cut_short:
             return
+        self._whole += [took] if took is not None else []
         self._done.add(record.key)
         if seconds is not None:
             self._seconds.setdefault(record.key[:2], []).append(seconds)
@@ -285,14 +310,12 @@ class Schedule:
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Estimated seconds of rounds `repetition` to `rounds`; None before anything has ended."""
-        known = [seconds for times in self._seconds.values() for seconds in times]
-        if not known:
+        if not self._whole:
             return None
         left = [task for number in range(repetition, rounds + 1) for task in self.round(number)]
         left += self.closing(rounds)
         total = 0.0
         for task in left:
             times = self._seconds.get(task.key[:2])
-            # The last one: only the first compiles.
-            total += times[-1] if times else sum(known) / len(known)
+            total += times[-1] if times else sum(self._whole) / len(self._whole)
         return total

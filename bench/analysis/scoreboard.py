@@ -103,10 +103,14 @@ class Scoreboard:
         Without a first rung it is the one with most tokens per second, which interruptions may distort.
         """
         among = [row for row in self.sound if row in rows]
-        speedups = {row.index: row.speedup.value for row in among if row.speedup}
-        if speedups:
-            return max((row for row in among if row.speedup), key=lambda row: speedups[row.index])
+        if compared := [row for row in among if row.speedup]:
+            return max(compared, key=lambda row: row.speedup.value if row.speedup else 0.0)
         return max(among, key=lambda row: row.mean_tps, default=None)
+
+    @property
+    def taken(self) -> tuple[Row, ...]:
+        """The rows without rungs that were tried and passed over: those of short tables and pictures."""
+        return tuple(row for row in self.rows if not row.passed_over)
 
     @property
     def sound(self) -> tuple[Row, ...]:
@@ -130,6 +134,11 @@ class Scoreboard:
     def sure(self) -> bool:
         """Whether its fastest rung is surely ahead of all other sound ones."""
         return self.delta is not None and self.fastest is not None and not self.ties
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that ended, without those that only tried a rung."""
+        return sum(record.status != "interrupted" and record.kind != "scout" for record in self.records)
 
     @property
     def planned_rounds(self) -> int:
@@ -179,7 +188,7 @@ class Scoreboard:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether rungs below the last one shown are missing."""
+        """Whether rungs that the ladder has before its last one were left out, as by --rungs."""
         if any(record.kind == "scout" for record in self.records):  # left out are those that were not carried
             return False
         return len(self.records.rungs) <= max(

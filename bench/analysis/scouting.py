@@ -33,7 +33,7 @@ def judge(record: Record, tried: Sequence[Record], together_with: Sequence[str] 
     floor: LEAST_DELTA, the difference between two tries of one rung, or ERRORS standard errors of the
     windows, whichever is largest.
     """
-    best = best_of(tried)
+    best = last_carried(tried)
     earlier = [each for each in tried if _configuration(each) == _configuration(record)]
     if not tried or any(_is_carried(each, tried) for each in earlier):
         return Scout(
@@ -75,14 +75,14 @@ def _failed_check(record: Record, tried: Sequence[Record]) -> tuple[str, str | N
     return check, reason
 
 
-def best_of(tried: Sequence[Record]) -> Record | None:
+def last_carried(tried: Sequence[Record]) -> Record | None:
     """The last rung that was carried and measured: what the next one stands on and is compared with."""
     return next((r for r in reversed(tried) if _is_carried(r, tried) and _speed(r)), None)
 
 
 def is_stale(tried: Sequence[Record]) -> bool:
     """Whether the best so far is to be tried again, before anything else is compared with it."""
-    best = best_of(tried)
+    best = last_carried(tried)
     since = tried[tried.index(best) + 1 :] if best else ()
     close = {r.rung_index for r in since if (over := _over_floor(r)) is not None and over >= -1}
     return len(close) >= STALE

@@ -69,7 +69,7 @@ def load_boards(
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
-    not_shown: list[str] = []
+    others: dict[Path | None, tuple[Scoreboard, Scoreboard]] = {}  # each with the run that stands for it
     rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
         contents: dict[Path, list[Record]] = {}
@@ -95,20 +95,31 @@ def load_boards(
                 name = file.parent, board.environment.machine, board.ladder, task
                 runs_by_name.setdefault(name, []).append(board)
             elif not records or any(record.kind != "ceiling" for record in records):
-                why = "holds no records of rungs" if records else "is empty; name other files"
-                warnings.append(f"{file}: {why}")
+                warnings.append(f"{file}: {_nothing_to_show(records)}")
         for runs in runs_by_name.values():
             chosen = choose(runs)
             if not any(chosen.same_run(board) for board in boards):
                 boards.append(chosen)
-            not_shown += _passed_over(runs, chosen)
-            if passed_over is not None:
-                passed_over += [board for board in runs if board is not chosen]
+            others |= {board.place: (board, chosen) for board in runs if board is not chosen}
+    shown = {board.place for board in boards}
+    unseen = [pair for place, pair in others.items() if place not in shown]
+    if passed_over is not None:
+        passed_over += [board for board, _ in unseen]
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
+    not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:
         not_shown = [f"{len(not_shown)} other runs of these ladders are not shown; name a file to see it"]
     return boards, list(dict.fromkeys([*warnings, *not_shown]))
+
+
+def _nothing_to_show(records: Sequence[Record]) -> str:
+    """Why a file makes no scoreboard, and what to do."""
+    if not records:
+        return "is empty; name other files"
+    if any(record.kind == "scout" for record in records):
+        return "holds only short tries, no measured rung (bench run LADDER --resume goes on)"
+    return "holds no records of rungs; name other files"
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
@@ -230,18 +241,15 @@ def _has_measurement(board: Scoreboard) -> bool:
     return any(record.measurement for record in board.records)
 
 
-def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
-    """A line for each newer run that is not shown, and each whole one unlike the run that is shown."""
-    lines = []
-    for board in runs:
-        if board.begun > chosen.begun:
-            why = "interrupted" if board.interrupted else "shorter"
-            lines.append(f"{board.source} is newer but {why} and not shown; name it to see it")
-    for board in runs:
-        if board.begun <= chosen.begun and not board.interrupted and not _same_ladder(board, chosen):
-            unlike = f"is called {board.ladder} like {chosen.source}, but has other rungs or another task"
-            lines.append(f"{board.source} {unlike}; not shown; name it to see it")
-    return lines
+def _why_not_shown(board: Scoreboard, chosen: Scoreboard) -> str | None:
+    """A line for a run that is newer than the one shown, or whole and unlike it; None for others."""
+    if board.begun > chosen.begun:
+        why = "interrupted" if board.interrupted else "shorter"
+        return f"{board.source} is newer but {why} and not shown; name it to see it"
+    if board.interrupted or _same_ladder(board, chosen):
+        return None
+    unlike = f"is called {board.ladder} like {chosen.source}, but has other rungs or another task"
+    return f"{board.source} {unlike}; not shown; name it to see it"
 
 
 def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:

@@ -46,7 +46,7 @@ def timing(board: Scoreboard) -> list[Timing]:
     rung_before = {row.index: row.before for row in board.rows if row.gain}
     steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
     tries = [record for record in board.records if record.kind == "scout"]
-    for rung in board.records.measured_rungs:
+    for rung in board.records.rungs_of_rounds:
         measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not measurements:
             continue

@@ -7,7 +7,7 @@ from itertools import filterfalse
 
 from bench.analysis.claim_checks import rounding_explains_gradients
 from bench.analysis.row import status_of
-from bench.analysis.run_records import RunRecords, group_by, measured, tps_by_round
+from bench.analysis.run_records import group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.ladder.shipped import QUICK
@@ -65,7 +65,7 @@ def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:
             yield f"the measured ceiling of this {device} drifted within the run; its share is rough"
     if board.has_gaps:
         yield "not all rungs of the ladder were run; a row's changes are those from the row above it"
-    for rung in RunRecords(records).measured_rungs:
+    for rung in board.records.rungs_of_rounds:
         speeds = tps_by_round(rung).values()
         low, high = min(speeds, default=0.0), max(speeds, default=0.0)
         if high > SCATTER * low:
@@ -133,31 +133,33 @@ def disturbances(record: Record | Outcome) -> list[str]:
     return lines
 
 
-def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]], which: str = "") -> list[str]:
+def _grouped(
+    records: Sequence[Record],
+    of: Callable[[Record], Sequence[str]],
+    which: Callable[[Sequence[Record]], str] = lambda those: "",
+) -> list[str]:
     """One line for warnings that differ in numbers only, which become ranges.
 
-    of: the warnings of a record. which: the records that have them, in words.
+    of: the warnings of a record. which: names the records that have one, in words.
     """
     warned = [(warning, place) for place, record in enumerate(records) for warning in of(record)]
     lines = []
     for alike in group_by(warned, lambda pair: NUMBER.sub("#", pair[0])).values():
-        processes = {place for _, place in alike}
-        among = f" (in {len(processes)} of {len(records)} processes{which})" if len(records) > 1 else ""
+        those = [records[place] for place in dict.fromkeys(place for _, place in alike)]
+        among = f" (in {len(those)} of {len(records)} processes{which(those)})" if len(records) > 1 else ""
         lines.append(f"{_range([warning for warning, _ in alike])}{among}")
     return lines
 
 
-def _which(records: Sequence[Record]) -> str:
-    """Which rungs were disturbed in which rounds, in words; empty where all processes were."""
-    if all(record.disturbed for record in records):
-        return ""
+def _named(records: Sequence[Record]) -> str:
+    """Rungs and rounds of processes, in words."""
 
     def name(record: Record) -> str:
         kind = {"scout": "tried"}.get(record.kind, record.kind.replace("_", " "))
         return record.rung if record.kind in (*RUNGS, "ceiling") else f"{record.rung} ({kind})"
 
     rungs = []
-    for rung, rounds in group_by([record for record in records if record.disturbed], name).items():
+    for rung, rounds in group_by(records, name).items():
         numbers = ", ".join(str(record.repetition) for record in rounds)
         rungs.append(f"{rung} in round{'s' if len(rounds) > 1 else ''} {numbers}")
     return f": {'; '.join(rungs)}"
@@ -166,7 +168,7 @@ def _which(records: Sequence[Record]) -> str:
 def disturbed(board: Scoreboard) -> list[str]:
     """A line for each kind of disturbance of a run's processes."""
     records = [record for record in board.records if record.begun]
-    return _grouped(records, disturbances, _which(records))
+    return _grouped(records, disturbances, lambda those: _named(those) if len(those) < len(records) else "")
 
 
 def _range(alike: Sequence[str]) -> str:

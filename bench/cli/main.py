@@ -41,7 +41,10 @@ app = typer.Typer(
 )
 
 
-FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+FOREIGN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT"),
+)
 """Rank variables of a cluster's launcher, dropped because each rung starts ranks of its own."""
 
 
@@ -105,7 +108,6 @@ def run(
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
     from bench.analysis.scoreboard import scoreboard
-    from bench.analysis.select import claims_refuted, exit_code
     from bench.cli.progress import Progress
     from bench.run.command import Options
     from bench.run.nodes.agent import take_part
@@ -135,11 +137,7 @@ def run(
     with after_measuring([measured.path]):
         if measured.has_rungs:
             report.show([scoreboard(measured.records, source=measured.path)])
-    report_end(measured)
-    code = exit_code(measured.records)
-    if code == 4:
-        for claim in claims_refuted(scoreboard(measured.records)):
-            say(claim)
+    code = report_end(measured)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 

@@ -50,7 +50,6 @@ def quick(
     Example: bench quick --minutes 10
     """
     from bench.analysis.scoreboard import scoreboard
-    from bench.analysis.select import exit_code
     from bench.cli.progress import Progress
     from bench.cli.report import show
     from bench.run.command import Options
@@ -75,8 +74,7 @@ def quick(
             show([board])
             if standing := _standing(board):
                 typer.echo(standing)
-    report_end(measured)
-    raise typer.Exit(exit_code(measured.records))
+    raise typer.Exit(report_end(measured))
 
 
 def _for_this_machine(
@@ -88,7 +86,7 @@ def _for_this_machine(
     from bench.ladder.shipped import QUICK
     from bench.run.probe import probe
     from bench.run.runner import check_data
-    from bench.run.suited import all_settings, best_of, suited
+    from bench.run.suited import all_settings, best_known, suited
     from gpt2.config.toggles import HOST
 
     not_known_yet = {BEST: ["toggles.device=cpu"]}
@@ -117,7 +115,7 @@ def _for_this_machine(
         common.name: ladder.settings(common.toggles, chosen),
     }
     known = load(whole.path)
-    best, found = best_of(known, ladder.workload.model, out, probe(top.device).environment)
+    best, found = best_known(known, ladder.workload.model, out, probe(top.device).environment)
     if best.device == HOST:  # more sequences at once make a step longer there, and hardly faster
         best = replace(best, micro_batch_size=1)
     own[BEST] = all_settings(ladder, best)
@@ -126,28 +124,26 @@ def _for_this_machine(
 
 
 def _standing(board: Scoreboard) -> str:
-    """Between which published and which other measured machines the fastest rung is."""
+    """Between which published and which other measured machines the fastest rung is; empty without any."""
     from bench.analysis.select import load_boards, load_published
     from bench.format import number, plain
     from bench.ladder.shipped import published
-    from bench.report.one_run.screen import machine_title
+    from bench.report.titles import machine_title
 
     best, folder = board.fastest, published()
-    task = board.records[0].workload
-    if best is None or best.tps is None or folder is None or task["model"] != "gpt2":
+    if best is None or folder is None or board.task[0] != "gpt2":
         return ""
     known = [
         (each.tps, f"{each.hardware}, {each.rung}, {number(each.tps)} (published)")
         for each in load_published([folder])[0]
-        if each.tps and each.hardware and each.model == task["model"] and each.seq_len == task["seq_len"]
+        if each.tps and each.hardware and each.task == board.task
     ]
     for other in load_boards([folder.parent], needed=False)[0] if folder.parent.name == "results" else []:
-        row, of = other.fastest, other.records[0].workload
-        alike = (of["model"], of["seq_len"]) == (task["model"], task["seq_len"])
-        if row and row.tps and alike and other.environment.machine != board.environment.machine:
+        row = other.fastest
+        if row and other.task == board.task and other.environment.machine != board.environment.machine:
             title = f"{machine_title(other)}, {plain(row.rung)}"
-            known.append((row.tps.value, f"{title}, {number(row.tps.value)} (measured)"))
-    below = max((each for each in known if each[0] <= best.tps.value), default=None)
-    above = min((each for each in known if each[0] > best.tps.value), default=None)
-    ends = [f"above {below[1]}" if below else "", f"below {above[1]}" if above else ""]
-    return f"Among known machines, in tokens/s: {'; '.join(filter(None, ends))}."
+            known.append((row.mean_tps, f"{title}, {number(row.mean_tps)} (measured)"))
+    below = max((each for each in known if each[0] <= best.mean_tps), default=None)
+    above = min((each for each in known if each[0] > best.mean_tps), default=None)
+    ends = [*([f"above {below[1]}"] if below else []), *([f"below {above[1]}"] if above else [])]
+    return f"Among known machines, in tokens/s: {'; '.join(ends)}." if ends else ""

@@ -59,7 +59,7 @@ def report(
     included. With --baseline, one more table chains the rungs of all runs, in the order in which RESULTS
     names them.
 
-    Example: bench report results/ --markdown --plots --out reports/ --update README.md
+    Example: bench report results/ --plots --out reports/ --update README.md
     """
     from bench.analysis.select import load_boards, load_published
     from bench.analysis.several_runs.rungs import build_chain, load_baseline
@@ -79,7 +79,7 @@ def report(
     chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     for warning in (*left_out, *warnings):
         say(warning)
-    if notes and (len(boards) != 1 or full or markdown or csv or json or out or update):
+    if notes and (len(boards) != 1 or baseline or full or markdown or csv or json or out or update):
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
     assembled = assemble(boards, published, price_per_hour, chain, passed_over)
     if not (markdown or csv or json or out or update):
@@ -100,8 +100,6 @@ def report(
             rewrite(update, brief)
     except OSError as error:
         raise cannot_write(error, out) from None
-    except ValueError as error:
-        raise BenchError(str(error)) from None
     if not out and (tables or not update):
         typer.echo(next(iter(tables.values()), brief), nl=False)
     return None
@@ -168,11 +166,8 @@ def compare(
     if len(results) < 2:
         raise BenchError("bench compare takes two results at least, such as results/before results/after")
     left_out: list[str] = []
-    try:
-        conditions = [side_by_side.Condition.parse(text) for text in dict.fromkeys(fail_if or ())]
-        ladders = side_by_side.sides(results, left_out)
-    except ValueError as error:
-        raise BenchError(str(error)) from None
+    conditions = [side_by_side.Condition.parse(text) for text in dict.fromkeys(fail_if or ())]
+    ladders = side_by_side.sides(results, left_out)
     for warning in left_out:
         say(warning)
     by_ladder = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
@@ -182,12 +177,8 @@ def compare(
         else:
             print_brief(comparison_brief(comparisons), full=full)
     if conditions:
-        try:
-            code, reasons = side_by_side.judge(
-                [each for comparisons in by_ladder for each in comparisons], conditions
-            )
-        except ValueError as error:
-            raise BenchError(str(error)) from None
+        compared = [each for comparisons in by_ladder for each in comparisons]
+        code, reasons = side_by_side.judge(compared, conditions)
         for reason in reasons:
             say(reason)
         raise typer.Exit(code)
@@ -205,23 +196,17 @@ def trainings(
 
     Example: bench trainings runs --plots --out reports/
     """
-    from bench.records.record import RecordError
-    from bench.report.several_runs.trainings import load, runs_in, tables, told_apart
+    from bench.report.several_runs.trainings import load, runs_in, tables
 
     if plots and not out:
         raise BenchError("--plots needs a folder to draw into; give --out reports/")
-    loaded = []
-    runs = [run for folder in runs for run in runs_in(folder)]
-    for folder in {folder.resolve(): folder for folder in runs}.values():
-        try:
-            loaded += load([folder])
-        except RecordError as error:
-            if len(runs) == 1:
-                raise
-            say(f"{error}; left out")
+    folders = [run for folder in runs for run in runs_in(folder)]
+    left_out: list[str] = []
+    loaded = load(folders, left_out if len(folders) > 1 else None)
+    for line in left_out:
+        say(line)
     if not loaded:
         raise BenchError("none of these folders holds a run of gpt2 train")
-    loaded = told_apart(loaded)
     shown = tables(loaded)
     text = "\n".join(table.to_markdown("##") for table in shown)
     if out:

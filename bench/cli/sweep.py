@@ -80,7 +80,6 @@ def sweep(
     Example: bench sweep ladders/h100.yaml --over toggles.micro_batch_size=8,16,... --best mine.yaml
     """
     from bench.analysis.scoreboard import scoreboard
-    from bench.analysis.select import claims_refuted, exit_code
     from bench.cli.report import show
     from bench.ladder.sweep_axis import parse_all
     from bench.run.command import Options
@@ -97,11 +96,7 @@ def sweep(
         show(boards)
     for task in tasks[len(runs) :]:
         say(f"{task.candidates.name} was not run; --resume goes on")
-    for run in runs:
-        report_end(run)
-    codes = [exit_code(run.records) for run in runs if run.has_rungs]
-    for claim in [claim for board in boards for claim in claims_refuted(board)]:
-        say(claim)
+    codes = [report_end(run) for run in runs]
     if best and boards:
         codes.append(_keep_best(best, tasks[0], boards[0], runs[0].cut))
     code = next((code for code in codes if code), 0)
@@ -136,7 +131,6 @@ def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
 
 def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_Task]:
     """Yield a task for each combination of the workload's values. Raises LadderError."""
-    from bench.analysis.schedule import full_set
     from bench.ladder.ladder import LadderError, load
     from bench.run.suited import supported
     from bench.run.sweep import as_ladder
@@ -149,10 +143,15 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
         overrides = (*given, *(f"workload.{each}" for each in what))
         ladder = supported(load(Path(path), overrides), overrides, notes.append, [rung])
-        base = ladder.rung(rung) if rung else full_set(ladder.first_tries)[-1]
+        base = ladder.rung(rung) if rung else ladder.top
         if base.external:
             raise LadderError(
                 f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none"
+            )
+        if base.best_of:
+            raise LadderError(
+                f"{path}: rung {base.name!r} starts from the best of {base.best_of}, not from values of its "
+                f"own; sweep a rung of that ladder: bench sweep {base.best_of} --over ..."
             )
         yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
     for note in dict.fromkeys(notes):

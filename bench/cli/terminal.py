@@ -88,9 +88,13 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
         say(f"the table could not be shown ({reason}); the records are kept in {files}")
 
 
-def report_end(run: RunResult) -> None:
-    """Say how a run ended; raises typer.Exit if it ended early."""
-    from bench.analysis.select import nothing_supported
+def report_end(run: RunResult) -> int:
+    """Say how a run ended, and which claims it refutes; return its exit code.
+
+    Raises typer.Exit if it ended early.
+    """
+    from bench.analysis.scoreboard import scoreboard
+    from bench.analysis.select import claims_refuted, exit_code, nothing_supported
     from bench.ladder.shipped import QUICK
 
     ok = sum(record.status == "ok" for record in run.records)
@@ -110,3 +114,8 @@ def report_end(run: RunResult) -> None:
         how = "measures all anew" if again else "with --resume runs what is missing"
         say(f"interrupted; the same command {how}")
         raise typer.Exit(130)
+    if not run.has_rungs:
+        return 0
+    for claim in claims_refuted(scoreboard(run.records)):
+        say(claim)
+    return exit_code(run.records)

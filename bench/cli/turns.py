@@ -107,7 +107,7 @@ def turns(
         except BenchError as error:
             write_error = error
     measured = any(part.measured for part in parts)
-    if interrupted and measured:  # also keep the round that was cut short
+    if measured and not write_error:  # also keep the round that was cut short, and what failed last
         try:
             keep()
         except BenchError as error:

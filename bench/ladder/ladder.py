@@ -182,6 +182,11 @@ class Ladder:
         """The rungs of ours that are in the file, each once."""
         return tuple(rung for rung in self.own if not rung.again)
 
+    @property
+    def top(self) -> Rung:
+        """The last of ours that is meant to run: those after it are meant to run out of memory."""
+        return [rung for rung in self.first_tries if rung.expect != "out_of_memory"][-1]
+
     def carrying(self, *, without: Sequence[str], upto: str | None = None) -> Ladder:
         """Return the ladder as if the rungs called `without` were not in it; the others keep their index.
 
@@ -288,10 +293,9 @@ def load(
     except ValueError as error:
         raise LadderError(f"{path}: chip: {error}") from None
     extra = _parsed(overrides)
-    where = "--set" if any(extra.values()) else str(path)
     workload = validate(Workload, {**file.workload, **extra["workload"]}, f"{path}: workload")
     protocol = validate(Protocol, {**file.protocol, **extra["protocol"]}, f"{path}: protocol")
-    validate(Toggles, extra["toggles"], where, "toggle")
+    validate(Toggles, extra["toggles"], "--set", "toggle")
     if not file.rungs:
         raise LadderError(f"{path}: rungs is empty; give at least one, such as {{name: baseline}}")
     written = [
@@ -345,7 +349,8 @@ def _resolved(file: _Parsed, without: Sequence[str], upto: str | None) -> tuple[
         if rung.name in without:
             continue
         if rung.external is not None:
-            rungs.append(_external(rung, index, file.workload, rungs, where))
+            external = _external(rung, index, file.workload, rungs, where)
+            rungs.append(replace(external, without=tuple(without)))
         else:
             validate(Toggles, rung.set, where, "toggle")
             settings = file.own.get(rung.name, ())
@@ -392,8 +397,7 @@ def _top(name: str, file: _Parsed, where: str) -> Toggles:
             f"{where}: best_of: {name} trains {ladder.workload.model}, and workload.model is "
             f"{file.workload.model}; name a ladder of that model"
         )
-    meant = [rung for rung in ladder.own if rung.expect != "out_of_memory" and not rung.again]
-    return meant[-1].toggles
+    return ladder.top.toggles
 
 
 def beside(name: str, ladder: Path) -> Path:

@@ -38,7 +38,7 @@ class Peer:
 
     title: str
     get: str
-    """Command that installs it."""
+    """How to get it, as the end of a message."""
     lines: tuple[str, ...]
     """Regular expressions of its progress lines, with groups step, loss and, where printed, norm and ms."""
     tokens: str | None = None

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from bench.host.telemetry import GpuMemory, cpu_times
-from bench.process.supervisor import MARK, end_marked, kernel_kills
+from bench.process.supervisor import MARK, end_marked, how_it_ended, kernel_kills
 from gpt2.hardware.host import memory_peak
 
 LAST_SECONDS = 2.0
@@ -115,11 +115,11 @@ class Program:
         if self.killed_for_memory:
             return "was killed by the kernel for want of memory"
         code = self.exit_code or 0
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{'was' if code < 0 else 'ended with'} {how_it_ended(code)}"
 
     def end(self) -> None:
         """End it by SIGTERM, then SIGKILL; by its mark also what it started in other sessions."""
-        left = self.processes() if self.exit_code is None else []
+        left = self.processes()
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGTERM)

@@ -91,7 +91,7 @@ def supervise(
             process.kill()
             process.wait()
             end_marked(str(out))
-    output = _end_of(log)
+    output = end_of(log)
     return ProcessEnd(
         exit_code=process.returncode if reason == "exit" else None,
         reason=reason,
@@ -101,10 +101,10 @@ def supervise(
     )
 
 
-def _end_of(log: Path) -> str:
-    """Return the last MOST_OUTPUT bytes of a log."""
+def end_of(log: Path, most: int = MOST_OUTPUT) -> str:
+    """Return the last `most` bytes of a log, decoded."""
     with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - MOST_OUTPUT))
+        file.seek(max(0, log.stat().st_size - most))
         return file.read().decode(errors="replace")
 
 

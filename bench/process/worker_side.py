@@ -100,8 +100,8 @@ def compile_cache() -> CacheState | None:
     return "shared" if any(Path(cache).glob(f"{_FILLED}*")) else "cold"
 
 
-def compile_cache_filled() -> bool:
-    """Mark this rung's code as complete if anything was compiled into the cache; return whether it was."""
+def mark_compile_cache() -> bool:
+    """Mark this rung's code in its cache as complete; return whether anything was compiled."""
     cache = os.environ.get(CACHE)
     if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
         return False

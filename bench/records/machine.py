@@ -163,7 +163,7 @@ class ChipState(Plain):
 
 
 class State(Plain):
-    """What the machine was doing just before or just after a process."""
+    """What the machine was doing before, during or after a process."""
 
     load_average: Amount | None
     """Runnable processes over the last minute."""

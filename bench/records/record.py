@@ -43,7 +43,6 @@ Kind = Literal[
     "external",
     "ceiling",
     "scout",
-    "published",
 ]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
 """Kinds that have a row in a scoreboard: rungs of a ladder, other trainers, and candidates of a sweep."""
@@ -249,7 +248,7 @@ class Record(Plain):
             raise ValueError("external: a record of that kind names the peer, and no other does")
         if self.scout is not None and self.kind != "scout":
             raise ValueError("scout: only a record of that kind says what trying the rung found")
-        if self.status == "ok" and self.kind not in ("ceiling", "published"):
+        if self.status == "ok" and self.kind != "ceiling":
             if not self.measurement:
                 raise ValueError("measurement: a process that ended well has one")
             if self.kind != "parity" and not self.measurement.block_seconds:
@@ -298,7 +297,8 @@ def not_of_one_run(records: Sequence[Record]) -> str | None:
         if record.key in done:
             what = f"{record.rung!r}, {record.kind}, round {record.repetition}"
             return f"holds the process {what} twice; was a file appended to itself?"
-        done |= set() if record.cut_short else {record.key}
+        if not record.cut_short:
+            done.add(record.key)
     return None
 
 
@@ -331,7 +331,9 @@ class ResultsFile:
     """A results file that one run writes to, locked against others.
 
     What somebody takes from it meanwhile is written again, at the next append() or in close(): the file was
-    removed, moved or emptied, or has the content that it had earlier. Any other change is taken for an edit.
+    removed, moved or emptied, or has the content that it had earlier. Where another run's file took its name,
+    that one is left alone, and all records of this run go to a new file: `path` says which. Any other change
+    is taken for an edit.
     """
 
     def __init__(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
@@ -340,6 +342,7 @@ class ResultsFile:
         self._place = path.absolute()  # the working directory may be removed
         self.whole = True
         """False once records are lost that could not be written again."""
+        self._run_id: str | None = None
         try:
             self._file = self._opened()
         except BlockingIOError as error:
@@ -349,12 +352,14 @@ class ResultsFile:
     def reread(self) -> None:
         """Take what the file holds now for what must not be lost."""
         self._written = self._place.read_bytes()
+        self._run_id = _run_id(self._written)
 
     def append(self, record: Record) -> None:
         """Add one record; on return it is on the disk.
 
         Raises OSError, as for a full disk, and then leaves the file as it was.
         """
+        self._run_id = record.run_id
         self._restore()
         line = (record.as_json() + "\n").encode()
         new = not self._written
@@ -396,6 +401,9 @@ class ResultsFile:
         if self._in_place() and self._place.stat().st_size == len(self._written):
             return
         self.whole, file = False, self._file
+        moved = self._replaced()
+        if moved:
+            self._take_another_name()
         if not self._in_place():
             self._place.parent.mkdir(parents=True, exist_ok=True)
             file = self._opened()
@@ -405,7 +413,8 @@ class ResultsFile:
             if taken:
                 _write(file, self._written[len(held) :])
                 _sync_folder(self._place)
-                self._note(f"{self.path} lacked records that were in it, and they are written again")
+                if not moved:
+                    self._note(f"{self.path} lacked records that were in it, and they are written again")
             else:
                 self._written = held
                 if held and not held.endswith(b"\n"):  # as some editors leave it
@@ -418,6 +427,29 @@ class ResultsFile:
         if file is not self._file:
             self._file.close()
         self.whole, self._file = True, file
+
+    def _replaced(self) -> bool:
+        """Whether the file of this name holds another run's records now."""
+        own = _run_id(self._written) or self._run_id
+        if own is None or not self._place.exists():
+            return False
+        return _run_id(self._place.read_bytes()) not in (None, own)
+
+    def _take_another_name(self) -> None:
+        number, old = 2, self.path
+        while (new := old.with_name(f"{old.stem}-{number}{old.suffix}")).exists():
+            number += 1
+        self.path, self._place = new, self._place.with_name(new.name)
+        self._note(f"{old} holds another run's records now; all of this run's are in {new}")
+
+
+def _run_id(content: bytes) -> str | None:
+    """The run that the first record is of; None where there is none to be read."""
+    try:
+        first = json.loads(content.partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return None
+    return first.get("run_id") if isinstance(first, dict) else None
 
 
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:

@@ -24,9 +24,9 @@ class Brief:
     answer: Sequence[str]
     """Lines at the top."""
     table: Table
-    """Without title, first lines and notes, unless everything is asked for."""
+    """Shown without its title, first lines and notes."""
     whole: Sequence[Table] = ()
-    """Where everything is asked for, what stands in place of all that follows the lines at the top."""
+    """Tables in place of all that follows the lines at the top, where everything is asked for."""
     about: Sequence[str] = ()
     """What is compared or measured: lines beneath the answer."""
     findings: Sequence[str] = ()
@@ -42,29 +42,24 @@ class Brief:
     def lines(self, width: int, *, full: bool = False, every_warning: bool = False) -> list[RenderableType]:
         """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
 
-        full: the whole tables, and all warnings and notes.
+        full: the tables of `whole`. every_warning: all warnings and notes.
         """
         terminal = width
         width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
         lines: list[RenderableType] = [part for line in self.answer for part in wrapped(line, width, "bold")]
         lines += [part for line in self.about for part in wrapped(line, width)]
         lines.append(Text())
-        if full and self.whole:
-            return [*lines, *(part for table in self.whole for part in table.to_terminal(terminal))]
-        about: list[str] = []
         if full:
-            lines += self.table.to_terminal(terminal)
-        else:
-            shown, about = self.table.differing().to_lines(width)
-            lines += [*shown, Text()]
-        every = full or every_warning
+            return [*lines, *(part for table in self.whole for part in table.to_terminal(terminal))]
+        shown, about = self.table.differing().to_lines(width)
+        lines += [*shown, Text()]
         lines += [part for line in (*about, *self.findings) for part in wrapped(line, width)]
         said = [(f"! {warning}", "yellow") for warning in self.warnings]
         said += [(note, "dim") for note in self.notes]
-        printed = said if every else said[:MOST_NOTES]
+        printed = said if every_warning else said[:MOST_NOTES]
         for note, style in printed:
             parts = wrapped(note, width, style, "  ")
-            lines += parts if every else self._clipped(parts, width)
+            lines += parts if every_warning else self._clipped(parts, width)
         if hidden := len(said) - len(printed):
             more = plural(hidden, "more note" if self.notes else "more warning")
             lines.append(Text(f"  {more}: {self.rest}", style=said[-1][1]))
@@ -76,7 +71,7 @@ class Brief:
         """The first two lines; an ellipsis stands for the others."""
         if len(lines) <= 2:
             return lines
-        rest = f" ({self.rest.split()[-1]})"
+        rest = f" ({self.rest})"
         last = cut(f"{lines[1].plain} {lines[2].plain.strip()}", width - len(rest)) + rest
         return [lines[0], Text(last, style=lines[1].style)]
 

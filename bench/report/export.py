@@ -59,7 +59,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         "caveats": "; ".join(row.caveats) or None,
         "status": row.status,
         "tried": row.tried,
-        "error": row.error.strip().splitlines()[0] if row.error else None,
+        "error": row.why or None,
         "tokens_per_step": row.tokens_per_step,
         **_figures(columns(board), row),
     }

@@ -10,11 +10,12 @@ import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby
 from pathlib import Path
 
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.steps import steps
+from bench.errors import BenchError
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.one_run.screen import limit_of, screen_markdown
@@ -88,7 +89,7 @@ def _index(report: Report, files: Sequence[str], drawn: Drawn) -> str:
 
 def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> Iterator[str]:
     """A table of the fastest run of each machine and model. page_of: the page of a run, by its id()."""
-    yield "Of each machine and model the run with most tokens per second; ? is a lead that is not sure."
+    yield "The fastest run of each machine and model; ?: its lead over the other rungs may be noise."
     yield ""
     yield "| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"
     yield "|---|---|---|--:|--:|--:|"
@@ -115,7 +116,7 @@ def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> I
 def _by_machine(boards: Sequence[Scoreboard], page_of: Mapping[int, str], drawn: Drawn) -> Iterator[str]:
     """Links to all runs of each machine, and the picture of the one with most rungs."""
     stem_of = dict(zip(map(id, boards), stems(boards), strict=True))
-    for machine, runs in groupby(sorted(boards, key=_machine), key=_machine):
+    for machine, runs in sorted(group_by(boards, lambda board: board.environment.machine).items()):
         yield from (f"## {markdown(machine)}", "")
         climbs: list[Scoreboard] = []
         for board in runs:
@@ -167,10 +168,6 @@ def _picture(stem: str, alt: str) -> Iterable[str]:
     yield "</picture>"
 
 
-def _machine(board: Scoreboard) -> str:
-    return board.environment.machine
-
-
 def _most(board: Scoreboard) -> float:
     return board.fastest.mean_tps if board.fastest else 0.0
 
@@ -185,7 +182,7 @@ def rewrite(path: Path, text: str) -> None:
     """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
 
     The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
-    Raises ValueError where the markers are missing or wrong, OSError where the file cannot be written.
+    Raises BenchError where the markers are missing or wrong, OSError where the file cannot be written.
     """
     content = path.read_bytes()
     lines = content.splitlines(keepends=True)
@@ -199,7 +196,7 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
-    """Indices of the two marker lines; lines in a code block do not count. Raises ValueError."""
+    """Indices of the two marker lines; lines in a code block do not count. Raises BenchError."""
     places: list[list[int]] = [[], []]
     fence = b""
     for index, line in enumerate(lines):
@@ -215,10 +212,10 @@ def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
     for marker, indices in zip(MARKERS, places, strict=True):
         if len(indices) > 1:
             stands = f"{len(indices)} times (lines {' and '.join(str(index + 1) for index in indices)})"
-            raise ValueError(f"{path}: the line {marker} stands there {stands}; leave one")
+            raise BenchError(f"{path}: the line {marker} stands there {stands}; leave one")
     if not all(places):
-        raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
+        raise BenchError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
     (begin,), (end,) = places
     if end < begin:
-        raise ValueError(f"{path}:{end + 1}: the line {MARKERS[1]} stands before {MARKERS[0]}; put it after")
+        raise BenchError(f"{path}:{end + 1}: the line {MARKERS[1]} stands before {MARKERS[0]}; put it after")
     return begin, end

@@ -54,8 +54,8 @@ function element(name, text, kind) {
   return made;
 }
 
-function listed(lines, kind = "small") {
-  const made = element("ul", "", kind);
+function listed(lines) {
+  const made = element("ul", "", "small");
   made.append(...lines.map((line) => element("li", line)));
   return made;
 }

@@ -6,7 +6,6 @@ The charts are drawn by the page's own script from the data within it: figures a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -47,12 +46,12 @@ from bench.report.one_run.screen import (
     limit_tps,
     marks,
     share_of_limit,
-    status_words,
     swept_toggles,
     title,
     warnings_by_weight,
+    why_not_counted,
 )
-from bench.report.one_run.tables import WORK, work_of
+from bench.report.one_run.tables import WORK, gain_text, work_of
 from bench.report.several_runs.tables import fastest_published
 from bench.report.table import Table
 from bench.report.titles import hardware_title, machine_titles, model_title_of, told_apart
@@ -61,15 +60,6 @@ from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunTables:
-    """All tables of one run, folded on the page."""
-
-    title: str
-    tables: Sequence[Table]
-    environment: str
 
 
 def page(report: Report) -> str:
@@ -127,7 +117,6 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "about": plain(title(board)),
         "swept": board.swept,
         "keeps": keeps(board) or _values(board),
-        "source": board.source.as_posix() if board.source else None,
         "answer": list(_answer(board)),
         "findings": [
             plain(line) for line in (*marks(board), *findings(board, price_per_hour, settings=True))
@@ -165,7 +154,7 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, share = _share(board, best)
     if most := limit_tps(board, best):
-        yield f"{best.mean_tps / most:.0%}".replace("%", " %"), f"of the limit, {number(most)} tokens/s"
+        yield whole_percent(best.mean_tps / most), f"of the limit, {number(most)} tokens/s"
     elif share:
         yield share, of
 
@@ -173,7 +162,7 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
 def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
     """A row of the climb. ours_over_it: for another trainer, our fastest rung's speed over its."""
     records = board.records_of(row)
-    words, (of, share), over_first = status_words(row), _share(board, row), board.over_first(row)
+    words, (of, share), over_first = why_not_counted(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
@@ -255,13 +244,7 @@ def _attributed(rung: Attribution) -> dict[str, Any]:
     return {
         "name": plain(rung.rung),
         "agreement": rung.agreement,
-        "gains": [
-            {
-                "ratio": _bounds(gain.ratio),
-                "said": judged(gain.ratio, gain.verdict) if gain.ratio else gain.absent,
-            }
-            for gain in gains
-        ],
+        "gains": [{"ratio": _bounds(gain.ratio), "said": gain_text(gain)} for gain in gains],
     }
 
 
@@ -317,7 +300,8 @@ def _published(table: Table) -> dict[str, Any]:
 # --- Tables
 
 
-def _tables(board: Scoreboard, tables: Sequence[Table]) -> RunTables:
-    environment = dumps(board.environment.model_dump(mode="json"), indent=2)
+def _tables(board: Scoreboard, tables: Sequence[Table]) -> dict[str, Any]:
+    """All tables of one run, folded on the page."""
     what = f"{board.title}: {plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
-    return RunTables(title=what, tables=tables, environment=environment)
+    environment = dumps(board.environment.model_dump(mode="json"), indent=2)
+    return {"title": what, "tables": tables, "environment": environment}

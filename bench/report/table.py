@@ -122,15 +122,15 @@ class Table:
         ]
 
     def differing(self) -> Table:
-        """Without the columns that a narrow terminal may drop and that say the same of every row."""
-        told = {
-            column.title: {column.cell(row) for row in self.rows if self.instead(row) is None}
-            for column in self.titled
-        }
+        """Without the columns that may be dropped and that say the same of all rows that have figures.
+
+        Where one row alone has figures, all columns stay.
+        """
+        rows = [row for row in self.rows if self.instead(row) is None]
         kept = [
             column
             for column in self.columns
-            if column.drop is None or len(self.rows) == 1 or len(told.get(column.title, ())) > 1
+            if column.drop is None or len(rows) == 1 or len({column.cell(row) for row in rows}) > 1
         ]
         return replace(self, columns=kept)
 

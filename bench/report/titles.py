@@ -12,6 +12,7 @@ from bench.format import plain, plural
 from bench.records.machine import Environment
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import PRESETS
+from gpt2.hardware.peaks import generation
 
 UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
@@ -80,6 +81,8 @@ def machine_titles(boards: Sequence[Scoreboard]) -> list[str]:
 
 
 def cpu_title(environment: Environment) -> str:
-    """A CPU's own name for itself without what every such name has."""
+    """A CPU's own name without what all have; one of AMD's without a model, with its generation."""
     name = re.sub(r"\((R|TM|family.*)\)|\b(CPU|Processor)\b|@.*|\d+-Core.*", "", environment.cpu, flags=re.I)
-    return plain(name)
+    numbers = re.search(r"^AMD .*\(family (\d+) model (\d+)\b", environment.cpu)
+    cores = generation(int(numbers[1]), int(numbers[2])) if numbers else None
+    return plain(f"{name.strip()}, {cores}" if cores else name)

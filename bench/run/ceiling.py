@@ -330,7 +330,6 @@ def main() -> int:
         prog="python -m bench.ceiling", description="Measure what this machine sustains."
     )
     parser.add_argument("--device", required=True, help="cpu, cuda, mps or xla")
-    parser.add_argument("--threads", type=int, help="of a CPU; default: its physical cores")
     parser.add_argument("--tokens", type=int, required=True, help="of one micro-batch")
     parser.add_argument("--model", required=True, choices=list(PRESETS), help="whose shapes to measure")
     parser.add_argument(
@@ -338,7 +337,7 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     arguments = parser.parse_args()
-    toggles = Toggles(device=arguments.device, threads=arguments.threads or "default")
+    toggles = Toggles(device=arguments.device)
     enter_environment(toggles, "bench.ceiling")
     arguments.out.unlink(missing_ok=True)  # of an earlier run
     give_way()

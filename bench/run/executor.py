@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from bench.analysis.schedule import Cut, Task
 from bench.host.doctor import other_work_cores, warnings
 from bench.host.telemetry import cpu_times, other_cores, state
-from bench.ladder.ladder import Ladder
+from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, StopSignal
 from bench.process.supervisor import CACHE, CODE, classify, read_outcome, supervise
 from bench.process.worker_side import cause, mark_of
@@ -56,6 +56,8 @@ UNKEYED = (
 Which kernel attention takes is a flag of the process that torch forgets (pytorch #185449); so is the format
 of autocast in older versions.
 """
+FULL = 2**20
+"""Bytes left on a disk below which a process that failed is taken to have failed for want of them."""
 GPU_SECONDS = 1.0
 """Seconds between samples of the GPUs within a window."""
 
@@ -77,7 +79,7 @@ class Executor:
     watcher: Watcher
     session: str = field(default_factory=now)
     standing: tuple[str, ...] = ()
-    """Warnings that apply to all rungs on a CPU."""
+    """Warnings for each rung on a CPU whose memory comes from the C library."""
     stop: StopSignal = field(default_factory=Stop)
     """Ends the running process when the user asks for it."""
     team: Team | None = None
@@ -118,7 +120,7 @@ class Executor:
                 outcome = Outcome(status="unsupported", error=task.refused)
             elif missing:  # shorter than the error of another trainer
                 outcome = Outcome(status="unsupported", error=missing)
-            elif self.team and (nodes := self._nodes(task, self.team)) > 1:
+            elif self.team and (nodes := self._nodes(task.rung, self.team)) > 1:
                 outcome = self._observe_distributed(task, nodes, self.team)
             else:
                 outcome = self.observe(task, self.stop)
@@ -131,12 +133,9 @@ class Executor:
         outcome = Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why)
         return self._record(cut.task, now(), 1, outcome)
 
-    def _nodes(self, task: Task, team: Team) -> int:
-        """Number of nodes of a task. Raises UnsupportedToggle."""
-        toggles = task.rung.toggles
-        # Only the number of devices of the last rung's kind is known; ranks on others are spread evenly.
-        known = toggles.device == self.ladder.chosen(self.options.rungs)[-1].toggles.device
-        return nodes_for(toggles, team.place.nodes, self.probed.environment.device_count if known else None)
+    def _nodes(self, rung: Rung, team: Team) -> int:
+        last = self.ladder.chosen(self.options.rungs)[-1]
+        return nodes_of(rung, last, team.place.nodes, self.probed)
 
     def _observe_distributed(self, task: Task, nodes: int, team: Team) -> Outcome:
         if absent := team.absent(nodes):
@@ -169,6 +168,9 @@ class Executor:
         process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, process, timeout)
+        if outcome.status == "failed" and _is_full(self.scratch):
+            full = "the disk of temporary files is full (free some, or set TMPDIR)"
+            outcome = outcome.model_copy(update={"error": f"{full}: {outcome.error}"})
         if process.was_cut_off:
             self._give_up_code(task)
         machine = outcome.environment or self.probed.environment
@@ -256,8 +258,7 @@ class Executor:
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
         """Estimated memory of the ranks on this node."""
-        # The estimates are of the ladder as its file has it.
-        if task.rung.without or any(rung.settings for rung in self.ladder.rungs):
+        if task.rung.without:  # the estimates are of the ladder as its file has it
             return None
         needed = self.probed.memory_bytes.get(task.name)
         return needed // nodes if needed is not None else None
@@ -342,6 +343,19 @@ class Executor:
         return anonymous(shlex.join(places.get(word, word) for word in words), command=True)
 
 
+def _is_full(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free < FULL
+    return False
+
+
+def nodes_of(rung: Rung, last: Rung, nodes: int, probed: ProbeResult) -> int:
+    """Return how many of `nodes` a rung takes. last: the last rung of the run. Raises UnsupportedToggle."""
+    # Only the number of devices of the last rung's kind is known; ranks on others are spread evenly.
+    known = rung.toggles.device == last.toggles.device
+    return nodes_for(rung.toggles, nodes, probed.environment.device_count if known else None)
+
+
 def _external(task: Task, outcome: Outcome) -> External | None:
     rung = task.rung.external
     return External(peer=rung.peer, version=outcome.peer_version, command=rung.command) if rung else None
@@ -367,13 +381,17 @@ def _under_load(during: list[State], after: State) -> State:
 
 
 def _together(samples: list[State]) -> State:
-    """Return the last of several states, with each GPU's mean clocks and power, and all throttle reasons."""
+    """Return the last of several states, with each GPU's mean clocks and power, and all throttle reasons.
+
+    Processes of others on a GPU cannot be told from the rung's own while it runs.
+    """
     gpus = []
     for gpu in samples[-1].gpus:
         same = [sample for state in samples for sample in state.gpus if sample.index == gpu.index]
         reasons = {reason for sample in same for reason in sample.throttle_reasons}
         means = {name: _mean([getattr(sample, name) for sample in same]) for name in AVERAGED}
-        gpus.append(gpu.model_copy(update={"throttle_reasons": sorted(reasons), **means}))
+        facts = {"throttle_reasons": sorted(reasons), "other_processes": None, **means}
+        gpus.append(gpu.model_copy(update=facts))
     return samples[-1].model_copy(update={"gpus": gpus})
 
 

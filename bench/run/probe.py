@@ -103,30 +103,28 @@ def main() -> None:
     ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
     try:
-        missing: dict[str, str] = {}
         # Each kind once: XLA aborts at a second attempt.
-        device = _first_here(dict.fromkeys([arguments.device, *others]), missing)
+        device, missing = _first_here(dict.fromkeys([arguments.device, *others]))
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
     answer(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).as_json())
 
 
-def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:
-    """Return the first available of these kinds of device, else the CPU. Raises DeviceError.
+def _first_here(devices: Iterable[str]) -> tuple[Device, dict[str, str]]:
+    """Return the first available of these kinds of device, else the CPU, and why those before it are not.
 
-    missing: receives the reason for each kind before it.
+    Raises DeviceError.
     """
     from gpt2.device import DEVICES, Cpu
 
+    missing: dict[str, str] = {}
     for name in devices:
         try:
-            if name in DEVICES:
-                return DEVICES[name]()
+            return DEVICES[name](), missing
         except UnsupportedToggle as error:
-            if missing is not None:
-                missing[name] = str(error)
-    return Cpu()
+            missing[name] = str(error)
+    return Cpu(), missing
 
 
 def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:

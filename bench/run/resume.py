@@ -22,8 +22,8 @@ from bench.records.record import (
 )
 from gpt2.files.strict_json import BLANK, NUL
 
-BEGUN = "20260101T000000Z"
-"""The form of the last part of a results file's name."""
+BEGUN = re.compile(r"-(\d{8}T\d{6}Z)(-\d+)?\.jsonl$")
+"""The end of a results file's name: when its run began."""
 
 
 def unfinished(
@@ -74,7 +74,7 @@ def unfinished(
             )
         elif lacks(records):
             for other, error in unreadable:  # a newer one may be the run that is meant
-                if other.stem[-len(BEGUN) :] > path.stem[-len(BEGUN) :]:
+                if _begun(other) > _begun(path):
                     raise BenchError(f"{error}; mend it, or move it away, to go on with {path}")
             return path
         else:
@@ -92,17 +92,22 @@ def runs_of(
     unreadable: takes the files that are called as this ladder's are, with the errors.
     """
     runs: list[tuple[Path, list[Record]]] = []
-    own = re.compile(rf"{re.escape(ladder.file_name)}-\d{{8}}T\d{{6}}Z\.jsonl")
     for path in results_files(out, f"{ladder.file_name}-"):
         try:
             records = read(path)[0]
         except RecordError as error:
-            if own.fullmatch(path.name):
+            if _begun(path) and BEGUN.sub("", path.name) == ladder.file_name:
                 unreadable.append((path, error))
             continue
         if records and records[0].ladder == ladder.name:
             runs.append((path, records))
     return runs
+
+
+def _begun(path: Path) -> str:
+    """When the run of a results file began, by its name; empty where that does not tell."""
+    found = BEGUN.search(path.name)
+    return found[1] if found else ""
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:

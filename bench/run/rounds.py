@@ -17,7 +17,7 @@ from bench.analysis.attribution import ratios
 from bench.analysis.run_records import carried_rungs, together
 from bench.analysis.schedule import Cut, Schedule, Task, changes_of
 from bench.analysis.scoreboard import scoreboard
-from bench.analysis.scouting import FAR_TOO_SLOW, best_of, is_close, is_stale, judge, within_noise
+from bench.analysis.scouting import FAR_TOO_SLOW, is_close, is_stale, judge, last_carried, within_noise
 from bench.format import duration, listed
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import Record
@@ -53,14 +53,14 @@ class TimeLimit:
         self._ends, self._of_first_rounds = begun + seconds, begun + patience * seconds
         self.fill = fill
 
-    def seconds_left(self, rounds: int) -> float:
-        """Return the time for one more round after so many."""
+    def allows(self, rounds: int) -> float:
+        """Return the seconds that one more round may take after so many."""
         return (self._of_first_rounds if rounds < LEAST_ROUNDS else self._ends) - time.monotonic()
 
     def seconds_to_go(self, planned: float) -> float:
         """Return how long the run will last, if the rounds that are planned take so many seconds."""
-        most = min(planned, self.seconds_left(0))
-        return max(0.0, most, self.seconds_left(LEAST_ROUNDS) if self.fill else 0.0)
+        most = min(planned, self.allows(0))
+        return max(0.0, most, self.allows(LEAST_ROUNDS) if self.fill else 0.0)
 
 
 class Rounds(Schedule):
@@ -112,7 +112,7 @@ class Rounds(Schedule):
         if not limit:
             return False
         next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
-        if next_round <= limit.seconds_left(repetition):
+        if next_round <= limit.allows(repetition):
             return False
         note(f"no time for another round of about {duration(next_round)}")
         return True
@@ -139,11 +139,8 @@ class Climb:
         self._later: list[Record] = []
         """Records of the rounds of a run that is resumed."""
         self._rounds: Rounds | None = None
-
-    @property
-    def planned_rounds(self) -> int:
+        self.planned_rounds = Rounds(ladder, self._own, limit=limit).planned_rounds
         """Number of rounds, as far as it is known beforehand."""
-        return Rounds(self._ladder, self._own, limit=self._limit).planned_rounds
 
     def resume(self, records: Sequence[Record]) -> None:
         """Go on after these records."""
@@ -155,8 +152,7 @@ class Climb:
         """Yield all tasks; the runner appends to `records` meanwhile."""
         yield from self._tries()
         self._rounds = self._rounds_of_carried(note)
-        if self._later:
-            self._rounds.resume(self._later)
+        self._rounds.resume(self._later)
         yield from self._rounds.tasks(records, note)
 
     def _judged(self, record: Record, together_with: Sequence[str] = ()) -> Record:
@@ -206,7 +202,7 @@ class Climb:
     def _has_time(self) -> bool:
         """Whether there is time for tries that can be done without: all rounds fit, as far as is known."""
         left = self.seconds_left(1, self.planned_rounds)
-        return self._limit is None or left is None or left <= self._limit.seconds_left(LEAST_ROUNDS)
+        return self._limit is None or left is None or left <= self._limit.allows(LEAST_ROUNDS)
 
     def _tries(self) -> Iterator[Task]:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.
@@ -218,7 +214,7 @@ class Climb:
         for repetition in (1, 2):
             if not any(r.rung_index == first.index and r.repetition == repetition for r in self._tried):
                 yield self._try(first, repetition)
-            if not best_of(self._tried):  # it does not run here: there is no noise to be known
+            if not last_carried(self._tried):  # it does not run here: there is no noise to be known
                 break
         sessions = [record.session for record in self._tried if record.rung_index == first.index]
         if len(sessions) == len(set(sessions)) == 2:  # with a break between the two, they tell no noise
@@ -239,7 +235,7 @@ class Climb:
 
     def _try_together(self) -> Iterator[Task]:
         """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once."""
-        best, names = best_of(self._tried), self._within_noise()
+        best, names = last_carried(self._tried), self._within_noise()
         done = any(together(record) for record in self._tried)
         if done or len(names) < 2 or best is None or not self._has_time():
             return
@@ -280,7 +276,7 @@ class Climb:
 
     def _best_again(self, wanted: bool = False) -> Iterator[Task]:
         """Yield another try of the best so far, if that is wanted or it ran before the run was resumed."""
-        best = best_of(self._tried)
+        best = last_carried(self._tried)
         if best and (wanted or best in self._tried[: self._tried_before]):
             last = max(r.repetition for r in self._tried if r.rung_index == best.rung_index)
             yield self._try(next(r for r in self._own if r.index == best.rung_index), last + 1)
@@ -297,7 +293,7 @@ class Climb:
         return [*self._left_out, *dict.fromkeys(name for name in names if name not in kept)]
 
     def _try(self, rung: Rung, repetition: int = 1) -> Task:
-        best, refused = best_of(self._tried), None
+        best, refused = last_carried(self._tried), None
         without = [name for name in self._without if name != rung.name]
         try:
             rung = self._ladder.carrying(without=without, upto=rung.name).rung(rung.name)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import cast
 
@@ -27,10 +26,10 @@ from bench.process.worker_side import cause
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, ResultsFile, read
 from bench.run.command import Options
-from bench.run.executor import Executor, Watcher
+from bench.run.executor import Executor, Watcher, nodes_of
 from bench.run.nodes.coordinator import Team, described
 from bench.run.nodes.rendezvous import Rendezvous
-from bench.run.nodes.topology import PlaceError, nodes_for
+from bench.run.nodes.topology import PlaceError
 from bench.run.peers.checkout import why_missing
 from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
@@ -109,7 +108,7 @@ def run(
             ladder,
             options,
             Path(scratch),
-            path.stem,
+            records[0].run_id if records else path.stem,
             probed,
             watcher,
             standing=costly_page_faults() if _page_faults_matter(ladder, rungs) else (),
@@ -119,7 +118,9 @@ def run(
         interrupted, error = _run_tasks(schedule, executor, results, records, limit, data_sha256)
         if team:
             team.dismiss(*_end_for_other_nodes(interrupted, error))
-    return RunResult(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+    return RunResult(
+        path=results.path, records=records, interrupted=interrupted, error=error, cut=schedule.cut
+    )
 
 
 def _check(ladder: Ladder, options: Options) -> str:
@@ -309,7 +310,8 @@ def unfailing(watcher: Watcher) -> Watcher:
 def lacks(source: TaskSource, records: Sequence[Record]) -> bool:
     """Whether tasks are left after those of these records."""
     source.resume(records)
-    return next(source.tasks(list(records), lambda _: None), None) is not None
+    left = next(source.tasks(list(records), lambda _: None), None)
+    return left is not None or source.cut is not None
 
 
 @contextlib.contextmanager
@@ -335,7 +337,7 @@ def _most_nodes(rungs: Sequence[Rung], nodes: int, probed: ProbeResult) -> int:
     most = 1
     for rung in rungs:
         with contextlib.suppress(UnsupportedToggle):
-            most = max(most, nodes_for(rung.toggles, nodes, probed.environment.device_count))
+            most = max(most, nodes_of(rung, rungs[-1], nodes, probed))
     return most
 
 
@@ -395,14 +397,14 @@ def new_results(ladder: Ladder, out: Path, machine: Environment, name: str = "{}
     """
     folder = out / machine.machine
     _check_writable(folder)
-    for seconds in count():
-        time = datetime.now(UTC) + timedelta(seconds=seconds)
-        path = folder / name.format(f"{ladder.file_name}-{time:%Y%m%dT%H%M%SZ}")
+    begun = datetime.now(UTC)
+    while True:
+        path = folder / name.format(f"{ladder.file_name}-{begun:%Y%m%dT%H%M%SZ}")
         folder.mkdir(parents=True, exist_ok=True)  # another run may have found it empty, and removed it
         with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path
-    raise AssertionError
+        begun += timedelta(seconds=1)
 
 
 def _check_compile_cache(folder: Path) -> None:

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.analysis.schedule import full_set
 from bench.analysis.select import load_boards
 from bench.format import listed, plain
 from bench.ladder.ladder import Ladder, LadderError, beside, load
@@ -69,7 +68,7 @@ def with_best(
         if rung.best_of is None or rung.name in own:
             continue
         other = load(beside(rung.best_of, ladder.path))
-        toggles, found = best_of(other, ladder.workload.model, out, machine)
+        toggles, found = best_known(other, ladder.workload.model, out, machine)
         own[rung.name] = all_settings(ladder, toggles)
         notes.append(f"{plain(rung.name)}: {found}")
     if notes:
@@ -82,7 +81,7 @@ def all_settings(ladder: Ladder, toggles: Toggles) -> tuple[str, ...]:
     return ladder.settings(Toggles(), toggles) or (f"toggles.device={toggles.device}",)
 
 
-def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tuple[Toggles, str]:
+def best_known(ladder: Ladder, model: str, out: Path, machine: Environment) -> tuple[Toggles, str]:
     """Return the toggles of the fastest rung that this ladder's results have for this machine.
 
     Without results: those of its last rung, as far as this machine supports them. With it, words on where
@@ -95,7 +94,7 @@ def best_of(ladder: Ladder, model: str, out: Path, machine: Environment) -> tupl
         same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
         if same and best and not board.interrupted and board.environment.machine == machine.machine:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
-    top = full_set(suited([ladder.path])[0].own)[-1]
+    top = suited([ladder.path])[0].top
     why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"
     return top.toggles, f"all of {ladder.name} that this machine supports, as {why}"
 

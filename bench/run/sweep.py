@@ -107,27 +107,27 @@ class Search:
     def resume(self, records: Sequence[Record]) -> None:
         """Take processes of earlier records as done."""
         for record in records:
-            self.ended(record)
+            self.ended(record, record.process_seconds)
             if record.kind == "sweep":
                 self._index[record.toggles.as_toggles] = record.rung_index
-        self._resumed = bool(records)
+        self._resumed, self._new = bool(records), False
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note how a process ended, on which later tasks depend."""
-        if not record.cut_short:
-            self._ended[record.key] = record
-            self._took |= {record.key[:2]: seconds} if seconds is not None else {}
-            self._new |= seconds is not None and record.kind == "sweep"
+        if record.cut_short:
+            return
+        self._ended[record.key] = record
+        if seconds is not None:
+            self._took[record.key[:2]] = seconds
+            self._new |= record.kind == "sweep"
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Estimate the seconds of rounds `repetition` to `rounds`; None in the first round."""
         if repetition == 1 or not self._took:
             return None
-        again = [rung.index for rung in self._rungs if ("sweep", rung.index, repetition) not in self._ended]
-        later = [rung.index for rung in self._rungs if self._status(rung) == "ok"]
-        return sum(
-            self._took.get(("sweep", index), 0.0) for index in [*again, *later * (rounds - repetition)]
-        )
+        left = [rung.index for rung in self._left(repetition, lambda _: None)]
+        again = [index for index in left if ("sweep", index, repetition) not in self._ended]
+        return sum(self._took.get(("sweep", index), 0.0) for index in [*again, *left * (rounds - repetition)])
 
     def tasks(self, records: list[Record], note: Note) -> Iterator[Task]:
         """Yield all tasks, in order."""

@@ -28,11 +28,11 @@ from bench.process.worker_side import (
     age,
     cause,
     compile_cache,
-    compile_cache_filled,
     exit_code,
     failure,
     give_way,
     leave_with_runner,
+    mark_compile_cache,
     write,
 )
 from bench.records.measurement import CacheState, Proof
@@ -183,8 +183,8 @@ def _measure(
 
     def tell(window: Window) -> Outcome:
         """Write, on rank 0, what is known so far."""
-        facts["compile_cache"] = cache if device.compilations() else None
-        compile_cache_filled()
+        filled = mark_compile_cache()  # never on XLA, which keeps its programs elsewhere
+        facts["compile_cache"] = cache if filled and device.compilations() else None
         windows = gather(replace(window, history=[]), toggles.processes)
         losses = gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
@@ -358,11 +358,16 @@ def _peak_flops(
     machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
 ) -> dict[str, float | int | str | None]:
     """Return the fields of Measurement about peaks: of one device, their source, and number of devices."""
+    from gpt2.hardware.host import usable_cores
+    from gpt2.hardware.peaks import derived_cpu
     from gpt2.training.distributed import nodes
 
     number_format = toggles.product_format()
-    mhz = machine.measured_cpu_mhz or machine.cpu_mhz
-    chip = device.peaks(machine.cpu_flags, mhz, {**machine.cpu_identity, "name": machine.cpu})
+    chip = device.peaks()
+    if device.shared_by_ranks:  # the machine's CPU
+        mhz = machine.measured_cpu_mhz or machine.cpu_mhz
+        identity = {**machine.cpu_identity, "name": machine.cpu}
+        chip = derived_cpu(usable_cores(), mhz, machine.cpu_flags, identity)
     bfloat16, own, kind = None, None, None
     source = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
     if given_tflops is not None:

@@ -138,7 +138,8 @@ def prepare(
 
     if other := shadowed_path(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
-    folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
+    place = Path(os.path.expanduser(corpus))
+    folder = out or prepared_folder(stem_of(place) if place.exists() else corpus)
 
     def say(line: str) -> None:
         typer.echo(f"gpt2: {line}", err=True)

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -64,22 +63,22 @@ def evaluate(
     from gpt2.pretrain.datasets import validation_shards
 
     try:
-        config, plain, chip, casts = _open(model, device, autocast)
+        saved, plain, chip, casts = _open(model, device, autocast)
+        config = plain.config
         how: dict[str, Any] = {"device": chip, "autocast": casts, "batch_size": batch_size}
-        saved = _saved(model)
         learnt = ""
         if saved and saved.data:
             learnt = f"; trained on {saved.tokens:,} tokens of {saved.data['name']}"
             learnt += f", from the weights of {saved.begun_from}" if saved.begun_from else ""
         if hellaswag or hellaswag_file:
-            _reads_text(model, config)
+            _reads_text(model, saved, config)
         if val_corpus is not None:
             trained = saved.run["workload"] if saved and saved.run else {"seed": 0, "seq_len": config.n_ctx}
             seq_len = trained["seq_len"]  # the model has not learnt the places beyond it
             corpus = validation_shards(val_corpus, config.vocab_size, trained["seed"])
             if saved and saved.data.get("sha256") == corpus.sha256:
                 typer.echo(f"gpt2: {val_corpus} holds the very tokens that {model} was trained on", err=True)
-            if isinstance(corpus, Shards) and corpus.is_text and (other := _other_vocabulary(model)):
+            if isinstance(corpus, Shards) and corpus.is_text and (other := _other_vocabulary(model, saved)):
                 own = "give a folder of its own tokens"
                 fail(f"{model} {other}, and {val_corpus} holds GPT-2's tokens; {own}")
             loss, tokens = corpus_loss(
@@ -125,8 +124,9 @@ def sample(
     from gpt2.text import encoded
 
     try:
-        config, plain, _, casts = _open(model, device, autocast)
-        _reads_text(model, config)
+        saved, plain, _, casts = _open(model, device, autocast)
+        config = plain.config
+        _reads_text(model, saved, config)
         for each in prompt or PROMPTS:
             if not each:
                 typer.echo("gpt2: the prompt is empty; the text begins from <|endoftext|>", err=True)
@@ -204,10 +204,10 @@ def export(
             fail(problem)
         if target.exists():
             fail(f"{target} is there already; choose another name")
+        saved, config, weights = _load(model)
         with _said():
-            config, weights = _weights(model)
             if format == "transformers":
-                other = _other_vocabulary(model) is not None
+                other = _other_vocabulary(model, saved) is not None
                 convert.write_huggingface(target, config, weights, other_vocabulary=other)
             elif format == "nanogpt":
                 convert.write_nanogpt(target, config, weights)
@@ -231,29 +231,26 @@ def _said() -> Iterator[None]:
             typer.echo(f"gpt2: {each.message}", err=True)
 
 
-def _weights(path: Path) -> tuple[GPT2Config, dict[str, Any]]:
-    """Load a run's newest checkpoint, a checkpoint, or weights in another project's format."""
+def _load(path: Path) -> tuple[Saved | None, GPT2Config, dict[str, Any]]:
+    """Load a run's newest checkpoint, a checkpoint, or another project's weights, which have no facts."""
     from gpt2.interop import convert
     from gpt2.pretrain import checkpoint_tensors
+    from gpt2.pretrain.checkpoint import FACTS, newest, read
 
-    kept = _checkpoint(path)
-    return checkpoint_tensors.weights(kept) if kept else convert.read(path)
-
-
-def _checkpoint(path: Path) -> Path | None:
-    from gpt2.pretrain.checkpoint import FACTS, newest
-
-    found = newest(path)
-    return found if (found / FACTS).exists() else None
+    kept = newest(path)  # asked once: a run that goes on may write another meanwhile
+    with _said():
+        if (kept / FACTS).exists():
+            return read(kept), *checkpoint_tensors.weights(kept)
+        return None, *convert.read(path)
 
 
 def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _reads_text(path: Path, config: GPT2Config) -> None:
+def _reads_text(path: Path, saved: Saved | None, config: GPT2Config) -> None:
     """Exit where the model's vocabulary is not the one that text is encoded with."""
-    what = _other_vocabulary(path)
+    what = _other_vocabulary(path, saved)
     if config.vocab_size < TEXT_VOCABULARY:
         what = (
             f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, "
@@ -266,27 +263,19 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
         )
 
 
-def _other_vocabulary(path: Path) -> str | None:
+def _other_vocabulary(path: Path, saved: Saved | None) -> str | None:
     """Return how it is known that a model learnt another vocabulary than GPT-2's; None where it is not."""
     from gpt2.data.tokenizer_files import other_vocabulary
 
-    if saved := _saved(path):
+    if saved:
         return "was imported with a vocabulary that is not GPT-2's" if saved.other_vocabulary else None
     tokenizer = other_vocabulary(_folder(path))
     return f"has a vocabulary that is not GPT-2's: see {tokenizer}" if tokenizer else None
 
 
-def _saved(path: Path) -> Saved | None:
-    """Return the facts of a checkpoint, or of a run's newest one; None of other models."""
-    from gpt2.pretrain.checkpoint import read
-
-    kept = _checkpoint(path)
-    return read(kept) if kept else None
-
-
 def _open(
     path: Path, device: DeviceName, autocast: Literal["float32", "bfloat16"]
-) -> tuple[GPT2Config, GPT2, Device, Autocast]:
+) -> tuple[Saved | None, GPT2, Device, Autocast]:
     from gpt2.config.toggles import Toggles
     from gpt2.device import find
     from gpt2.model.model import build
@@ -296,11 +285,10 @@ def _open(
     toggles = Toggles(device=device, autocast=autocast, attention="sdpa")
     chip = find(toggles)
     stages.configure_process(toggles, chip)
-    with _said():
-        config, weights = _weights(path)
-    model = build(stages.model_config(toggles, replace(config, padded_vocab_size=0)), None, chip.torch_device)
+    saved, config, weights = _load(path)
+    model = build(stages.model_config(toggles, config), None, chip.torch_device)
     checkpoint_tensors.load_weights(model, weights)
-    return config, model, chip, stages.precision(toggles, chip)[0]
+    return saved, model, chip, stages.precision(toggles, chip)[0]
 
 
 def _progress(what: str) -> Any:

@@ -113,9 +113,9 @@ class Toggles:
     )
     attention: Attention = choice(
         "explicit",
-        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named "
-        "one; blocks is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, "
-        "flash3 FlashAttention-3, flash4 FlashAttention-4, flex FlexAttention.",
+        "explicit keeps all scores; sdpa is scaled_dot_product_attention, and flash, efficient, cudnn and "
+        "math its kernels; blocks is flash with a blockwise backward pass, brgemm our kernel for CPUs; "
+        "flash3, flash4 and flex are FlashAttention-3, -4 and FlexAttention.",
         only={
             "flash4": Only({CUDA}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
             "flash3": Only({CUDA}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
@@ -182,8 +182,7 @@ class Toggles:
     )
     sharding: Literal["none", "zero1", "zero2", "fsdp2"] = choice(
         "none",
-        "What ranks share out instead of each keeping all of it: optimiser state, gradients too, weights "
-        "too.",
+        "What ranks split: the optimiser's state (zero1), gradients too (zero2), weights too (fsdp2).",
         only=dict.fromkeys(
             ("zero1", "zero2", "fsdp2"),
             Only(SHARDS, "there is no such sharding on this device; choose none"),
@@ -224,11 +223,10 @@ class Toggles:
     )
     cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
         "torch",
-        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own "
-        "format; together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton "
-        "kernel of ours, whose forward pass overwrites the logits with their gradient. liger and quack are "
-        "Liger Kernel's and QuACK's kernels, which do the same; cut is Cut Cross-Entropy, exact, which keeps "
-        "no logits.",
+        "The loss: torch's, of float32 logits; closed_form, in the logits' format, with their gradient by "
+        "its formula; linear, with the lm_head in chunks, by torch's linear_cross_entropy; triton, a kernel "
+        "of ours that overwrites the logits with their gradient; liger and quack, kernels of Liger Kernel "
+        "and QuACK that do the same; or cut, exact Cut Cross-Entropy, which keeps no logits.",
         only={
             **dict.fromkeys(
                 ("triton", "liger", "quack", "cut"),
@@ -245,8 +243,8 @@ class Toggles:
     )
     tied_gradient: Literal["scatter", "rows"] = choice(
         "scatter",
-        "Gradient of the embedding: its rows scattered over zeros and added to the lm_head's, or added to "
-        "that row by row.",
+        "How the embedding's gradient joins the lm_head's: scattered into a tensor of zeros, or row by row "
+        "in place.",
         only={"rows": Only(EAGER, "XLA arranges its additions by itself; choose scatter")},
     )
     gelu: Literal["tanh", "sigmoid"] = choice(
@@ -261,16 +259,16 @@ class Toggles:
     )
     products: Literal["whole", "tuned", "onednn"] = choice(
         "whole",
-        "Matrix products each handed over whole, in float32 to oneDNN in place of MKL, or in the fastest way "
-        "for their shape here: whole, shared out by rows or columns, or by oneDNN.",
+        "How a CPU runs matmuls: whole; onednn, in float32 by oneDNN in place of MKL; or tuned, the fastest "
+        "for each shape of whole, split by rows or columns, or oneDNN.",
         only=dict.fromkeys(
             ("tuned", "onednn"), Only({HOST}, "only a CPU's library gains by it; choose whole")
         ),
     )
     bias_gradient: Literal["torch", "triton"] = choice(
         "torch",
-        "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the "
-        "gradients they sum, of GELU's input and of q, k and v.",
+        "Gradients of biases: summed in passes of their own, or by our Triton kernels that "
+        "write the gradients of GELU's input and of q, k and v.",
         only={"triton": Only({CUDA}, "they are kernels for GPUs; choose torch")},
         note=lambda toggles, workload: (
             "same gradients, summed in another order" if toggles.bias_gradient == "triton" else ""
@@ -344,6 +342,8 @@ class Toggles:
             if isinstance(value, bool):  # a bool is an int in Python
                 words = "YAML reads on, off, yes and no as true and false"
                 raise ValueError(f"{toggle.name}: {words}; none of them is a value")
+            if isinstance(value, float) and toggle.name not in listed:
+                raise ValueError(f"{toggle.name} {value}: should be a whole number, without a point")
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
             if value not in (known := listed.get(toggle.name, (value,))):

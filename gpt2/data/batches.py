@@ -7,6 +7,7 @@ x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arra
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,7 +60,7 @@ KNOWN = {
 }
 
 
-def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None = None) -> Corpus:
+def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | str | None = None) -> Corpus:
     """Find the corpus `name` and make its tokens readable.
 
     synthetic needs no files. Any other name is looked for at `path`, then as
@@ -72,7 +73,7 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
         if path is not None:
             raise DataError(f"the synthetic corpus is generated; it cannot be read from {path}")
         return Synthetic(vocab_size, seed)
-    source = path if path is not None else find(name)
+    source = Path(path) if path is not None else find(name)
     if not (source.is_file() or source.is_dir()):
         what = "is no file and no folder" if source.exists() else "does not exist"
         raise DataError(f"corpus {name!r}: {source} {what}")
@@ -127,9 +128,10 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
     return corpus
 
 
-def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
-    """Return chunk `index` of a corpus cut into chunks of seq_len, and a token more: int64 (seq_len + 1,)."""
-    return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
+def inputs_and_targets(corpus: Corpus, chunks: Iterable[int], seq_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return chunks of a corpus cut every seq_len tokens: int64 (count, seq_len), targets one token ahead."""
+    rows = np.stack([corpus.read(chunk * seq_len, seq_len + 1) for chunk in chunks]).astype(np.int64)
+    return rows[:, :-1], rows[:, 1:]
 
 
 class Batches:
@@ -137,11 +139,15 @@ class Batches:
 
     The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the
     seed; an endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a
-    step's sequences a process takes, so that no sequence is taken twice.
+    step's sequences a process takes, so that no sequence is taken twice. Raises DataError where the corpus is
+    shorter than a sequence, or a step is not of whole sequences.
     """
 
     def __init__(self, corpus: Corpus, *, seq_len: int, tokens_per_step: int, seed: int) -> None:
-        assert tokens_per_step % seq_len == 0
+        if seq_len < 1 or tokens_per_step < seq_len or tokens_per_step % seq_len:
+            raise DataError(
+                f"{tokens_per_step} tokens per step: is no multiple of the {seq_len} of a sequence"
+            )
         self.corpus, self.seq_len, self.seed = corpus, seq_len, seed
         self.sequences_per_step = tokens_per_step // seq_len
         self.warnings: tuple[str, ...] = corpus.warnings
@@ -164,8 +170,8 @@ class Batches:
         Returns inputs and targets, two int64 arrays (count, seq_len); targets are one token ahead.
         """
         assert first + count <= self.sequences_per_step
-        rows = np.stack([self._row(step * self.sequences_per_step + first + i) for i in range(count)])
-        return rows[:, :-1], rows[:, 1:]
+        begin = step * self.sequences_per_step + first
+        return inputs_and_targets(self.corpus, map(self._chunk, range(begin, begin + count)), self.seq_len)
 
     def state(self, step: int) -> None:
         """Return the position before `step` for a checkpoint: none, as the step alone determines it."""
@@ -173,11 +179,12 @@ class Batches:
     def check_unchanged(self) -> None:
         """Do nothing: shards tell of changes as they are read."""
 
-    def _row(self, index: int) -> np.ndarray:
-        if self._chunks is not None:
-            epoch, place = divmod(index, self._chunks)
-            index = int(self._order(epoch)[place])
-        return sequence(self.corpus, index, self.seq_len)
+    def _chunk(self, index: int) -> int:
+        """Return the chunk that is the training's sequence number `index`."""
+        if self._chunks is None:
+            return index
+        epoch, place = divmod(index, self._chunks)
+        return int(self._order(epoch)[place])
 
     def _draw_order(self, epoch: int) -> np.ndarray:
         assert self._chunks is not None

@@ -31,9 +31,10 @@ def in_new_order(corpus: Corpus, seed: int) -> Corpus:
 
     Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
-    if not isinstance(corpus, Shards) or len(bounds := _bounds(corpus)) <= 2:
+    if not isinstance(corpus, Shards):
         return corpus
-    return ShuffledDocuments(corpus, seed, bounds)
+    shuffled = ShuffledDocuments(corpus, seed)
+    return shuffled if shuffled.documents > 1 else corpus
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,13 @@ class ShuffledDocuments:
 
     tokens: int | None = None
 
-    def __init__(self, corpus: Shards, seed: int, bounds: np.ndarray | None = None) -> None:
-        """Shuffle a corpus; bounds: the start of each document and the end of the last, where known."""
+    def __init__(self, corpus: Shards, seed: int) -> None:
         assert corpus.tokens
         self.name, self.sha256, self.warnings = corpus.name, corpus.sha256, corpus.warnings
         self.seed = seed
         self.epoch_tokens = corpus.tokens
         self._corpus = corpus
-        self._bounds = _bounds(corpus) if bounds is None else bounds
+        self._bounds = _bounds(corpus)
         self.documents = len(self._bounds) - 1
         self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
 

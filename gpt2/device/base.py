@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,17 +191,8 @@ class Device(ABC):
         """Return the number of devices of this kind on this machine."""
         return 1
 
-    def peaks(
-        self,
-        cpu_flags: Collection[str] = (),
-        cpu_mhz: float | None = None,
-        cpu_identity: Mapping[str, str] | None = None,
-    ) -> Chip | None:
-        """Return datasheet figures of one device; None where the device is not known.
-
-        A CPU's are derived from its instruction sets, highest clock in MHz and identity (gpt2.hardware.host),
-        as bench.host.environment reads them.
-        """
+    def peaks(self) -> Chip | None:
+        """Return datasheet figures of one device; None where none is known, as of every CPU."""
         return peaks.lookup(self.chip())
 
     def memory_bytes(self) -> int | None:

@@ -10,15 +10,13 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
 
 from gpt2.config.toggles import Toggles
 from gpt2.device.base import Device, PeakMemory
-from gpt2.hardware import host, peaks
-from gpt2.hardware.peaks import Chip
+from gpt2.hardware import host
 
 
 class Cpu(Device):
@@ -78,14 +76,8 @@ class Cpu(Device):
     def count(self) -> int:
         return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
-    def peaks(
-        self,
-        cpu_flags: Collection[str] = (),
-        cpu_mhz: float | None = None,
-        cpu_identity: Mapping[str, str] | None = None,
-    ) -> Chip | None:
-        # No datasheet gives a CPU's peak; and on a Mac the CPU's name would find the GPU's datasheet.
-        return peaks.derived_cpu(host.usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
+    def peaks(self) -> None:
+        return None  # on a Mac the CPU's name would find the GPU's datasheet
 
     def memory_bytes(self) -> int | None:
         return host.total_memory()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -45,9 +44,6 @@ class Cuda(Gpu):
             return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
         if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))  # only this machine's ranks count
-        if toggle == "world_size" and here > self.count():
-            return self.too_many_ranks()
         if (toggle, value) == ("reductions", "apart"):
             from torch._inductor import config
 

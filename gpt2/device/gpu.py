@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from typing import Any, ClassVar
 
 import torch
@@ -35,6 +36,12 @@ class Gpu(Device):
         """Return why a rank beyond the GPUs of this machine is refused."""
         found = self.count()
         return f"more ranks than the {found} {self.noun}(s) here; choose at most {found}"
+
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))  # only this machine's ranks count
+        if toggle == "world_size" and here > self.count():
+            return self.too_many_ranks()
+        return super().refuses(toggle, toggles)
 
     def synchronize(self) -> None:
         self.api.synchronize(self.torch_device)

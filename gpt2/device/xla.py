@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -177,13 +177,8 @@ class Xla(Device):
     def count(self) -> int:
         return Cpu().count() if self._on_cpu else self._found
 
-    def peaks(
-        self,
-        cpu_flags: Collection[str] = (),
-        cpu_mhz: float | None = None,
-        cpu_identity: Mapping[str, str] | None = None,
-    ) -> Chip | None:
-        return Cpu().peaks(cpu_flags, cpu_mhz, cpu_identity) if self._on_cpu else super().peaks()
+    def peaks(self) -> Chip | None:
+        return None if self._on_cpu else super().peaks()
 
     def memory_bytes(self) -> int | None:
         if self._on_cpu:

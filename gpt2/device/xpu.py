@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2.config.toggles import Toggles
 from gpt2.device.gpu import Gpu
 
 
@@ -20,11 +19,6 @@ class Xpu(Gpu):
     profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.XPU)
     # Outside torch's allocator, the driver reports it in words of its own.
     out_of_memory = ("out of memory", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY")
-
-    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
-        if toggle == "world_size" and toggles.world_size > self.count():
-            return self.too_many_ranks()
-        return super().refuses(toggle, toggles)
 
     def versions(self) -> dict[str, str]:
         return {"driver": torch.xpu.get_device_properties(self.torch_device).driver_version}

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,18 +31,8 @@ IGNORE_INDEX = -100
 """Target of padding positions, which cross_entropy ignores."""
 
 
-class Text(Protocol):
-    """Tokens, the last of which are scored."""
-
-    @property
-    def tokens(self) -> np.ndarray:
-        """Token ids, an integer array of shape (count,)."""
-        ...
-
-    @property
-    def scored(self) -> int:
-        """Number of scored tokens, less than the number of tokens."""
-        ...
+Text = tuple[np.ndarray, int]
+"""Token ids, and how many of them, at the end, are scored: fewer than all."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +96,13 @@ def _eagerly() -> AbstractContextManager[Any]:
 def _plan(texts: Sequence[Text], n_ctx: int, batch_size: int) -> list[Batch]:
     """Group texts of similar length into batches of one shape each, those that need most memory first."""
     widths: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(texts):
-        if each.scored > n_ctx:
-            raise DataError(f"{each.scored} tokens to be scored do not fit the model's context of {n_ctx}")
-        widths[_filled_up(min(len(each.tokens) - 1, n_ctx), n_ctx)].append(place)
+    for place, (tokens, scored) in enumerate(texts):
+        if scored > n_ctx:
+            raise DataError(f"{scored} tokens to be scored do not fit the model's context of {n_ctx}")
+        widths[_filled_up(min(len(tokens) - 1, n_ctx), n_ctx)].append(place)
     batches = []
     for T, members in sorted(widths.items(), reverse=True):
-        K = _filled_up(max(texts[place].scored for place in members), T)
+        K = _filled_up(max(texts[place][1] for place in members), T)
         batches += [Batch(members[i : i + batch_size], T, K) for i in range(0, len(members), batch_size)]
     return batches
 
@@ -130,12 +120,12 @@ def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
     places = torch.zeros(rows, batch.K, dtype=torch.int64)
     targets = torch.full((rows, batch.K), IGNORE_INDEX)
     for row, place in enumerate(batch.texts):
-        one = texts[place]
-        ids = torch.from_numpy(one.tokens[-(batch.T + 1) :].astype(np.int64))
+        whole, scored = texts[place]
+        ids = torch.from_numpy(whole[-(batch.T + 1) :].astype(np.int64))
         length = len(ids) - 1
         tokens[row, :length] = ids[:-1]
-        places[row, : one.scored] = torch.arange(length - one.scored, length)
-        targets[row, : one.scored] = ids[-one.scored :]
+        places[row, :scored] = torch.arange(length - scored, length)
+        targets[row, :scored] = ids[-scored:]
     yield from (tokens, places, targets)
 
 

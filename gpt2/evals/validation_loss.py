@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 
-from gpt2.data.batches import Corpus, DataError, sequence
+from gpt2.data.batches import Corpus, DataError, inputs_and_targets
 from gpt2.device import Device
 from gpt2.evals.hellaswag import ScoreError
 from gpt2.model.model import GPT2
@@ -25,7 +24,7 @@ class Validation:
     """Validation loss of a training on the first tokens of a corpus, in order.
 
     The number of tokens is rounded down to whole forward passes over all ranks, with training's batch size,
-    but to at least one. Another batch size or number of ranks may therefore drop a few tokens at the end.
+    but to at least one: `tokens` says to how many. So another batch size may judge by a few tokens fewer.
     Raises DataError where the corpus is too short for one pass.
     """
 
@@ -68,8 +67,8 @@ class Validation:
         B, W, rank = self.training.toggles.sequences, self.training.toggles.processes, distributed.rank()
         for number in range(self.passes):
             first = (number * W + rank) * B
-            rows = np.stack([sequence(self.corpus, first + i, self.seq_len) for i in range(B)])
-            yield torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])
+            x, y = inputs_and_targets(self.corpus, range(first, first + B), self.seq_len)
+            yield torch.from_numpy(x), torch.from_numpy(y)
 
 
 @torch.no_grad()
@@ -99,8 +98,8 @@ def corpus_loss(
     total, sequences = 0.0, at_hand // T
     for first in range(0, sequences, batch_size):
         count = min(batch_size, sequences - first)
-        rows = np.stack([sequence(corpus, first + i, T) for i in range(count)])
-        x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
+        pair = inputs_and_targets(corpus, range(first, first + count), T)
+        x, y = (device.put(torch.from_numpy(each.copy())) for each in pair)
         with autocast():
             total += model(x, y).item() * count
         if progress:

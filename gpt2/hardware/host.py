@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import tempfile
 from ctypes.util import find_library
-from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +25,9 @@ def usable_cores() -> int:
     places = os.environ.get(PLACES, "")
     if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # pinned: this thread's own affinity is one core
         return places.count("{")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity"):
+        return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(one_cpu_per_core())
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
@@ -190,12 +191,6 @@ def _first_processor(cpuinfo: str) -> dict[str, str]:
     return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", first, re.MULTILINE))
 
 
-@lru_cache(maxsize=1)
-def cpu_flags() -> frozenset[str]:
-    """Return flags() of this machine, read once."""
-    return flags()
-
-
 def total_memory() -> int:
     """Return the bytes of this machine's memory, also where /proc/meminfo cannot be read."""
     try:
@@ -257,7 +252,7 @@ def missing_brgemm(number_format: str) -> str | None:
     if number_format not in UNITS:
         other = "choose sdpa, or set autocast to bfloat16 or float32"
         return f"there is no such kernel for {number_format}; {other}"
-    if not cpu_flags().intersection(UNITS[number_format]):
+    if not flags().intersection(UNITS[number_format]):
         units = " or ".join(UNITS[number_format])
         return f"this CPU has no {units}, which its {number_format} needs; choose blocks"
     return missing_cxx()

@@ -195,6 +195,20 @@ Rocket Lake in clients (AVX-512 on one unit). Models by Linux's arch/x86/kernel/
 asm/intel-family.h; widths by AMD's Software Optimization Guides for families 17h, 19h and 1Ah, and by Intel's
 Optimization Reference Manual.
 """
+GENERATIONS = {
+    23: {"Zen": (range(0x00, 0x30), range(0x50, 0x60)), "Zen 2": (range(0x30, 0x50), range(0x60, 0xB0))},
+    25: {"Zen 4": (range(0x10, 0x20), range(0x60, 0xB0)), "Zen 3": (range(0x00, 0x10), range(0x20, 0x60))},
+    26: {"Zen 5": (range(0x00, 0x30), range(0x40, 0x50), range(0x60, 0x80))},
+}
+"""AMD's generations of cores by family and models, by Linux's arch/x86/kernel/cpu/amd.c."""
+
+
+def generation(family: int, model: int) -> str | None:
+    """Return what AMD calls the cores of this family and model; None where that is not known."""
+    known = GENERATIONS.get(family, {}).items()
+    return next((name for name, models in known if any(model in each for each in models)), None)
+
+
 FULL_BFLOAT16 = {("AuthenticAMD", 25), ("AuthenticAMD", 26)}
 """Cores whose AVX-512 BF16 multiplies as often as float32 does: with two products a lane, at twice its rate.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gpt2.config.toggles import UnsupportedToggle
-from gpt2.hardware.host import cpu_flags
+from gpt2.hardware.host import flags
 from gpt2.model.autograd import operator
 
 SOURCE = Path(__file__).with_name("attention.cpp")
@@ -37,7 +37,7 @@ def library() -> ctypes.CDLL:
         *(os.environ.get("CXX") or "g++", *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
         *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
     ]
-    made_of = [*command, torch.__version__, SOURCE.read_text(encoding="utf-8"), *sorted(cpu_flags())]
+    made_of = [*command, torch.__version__, SOURCE.read_text(encoding="utf-8"), *sorted(flags())]
     name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # as for torch.compile
     if not os.path.exists(folder / name):  # False also for a folder without permission

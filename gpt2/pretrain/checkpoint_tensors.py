@@ -114,7 +114,7 @@ def restore(folder: Path, saved: Saved, training: Training) -> None:
     """
     if saved.updates:
         _prepare(_local(training.optimizer), saved.updates)
-    _fill(folder, saved, training, _tensors(training))
+    _fill(folder, saved, training, averages=saved.updates > 0)
     if saved.scaler and training.scaler.is_enabled():
         training.scaler.load_state_dict(saved.scaler)
     training.number = saved.step
@@ -122,12 +122,13 @@ def restore(folder: Path, saved: Saved, training: Training) -> None:
 
 def begin_from(folder: Path, training: Training) -> None:
     """Load only a checkpoint's weights into a training that has not begun; otherwise as restore()."""
-    tensors = {name: tensor for name, tensor in _tensors(training).items() if name.startswith("model.")}
-    _fill(folder, read(folder), training, tensors)
+    _fill(folder, read(folder), training, averages=False)
 
 
 @torch.no_grad()
-def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, Tensor]) -> None:
+def _fill(folder: Path, saved: Saved, training: Training, *, averages: bool) -> None:
+    """Copy a checkpoint's weights, and AdamW's averages if asked for, into a training."""
+    tensors = {n: t for n, t in _tensors(training).items() if averages or n.startswith("model.")}
     theirs, ours = asdict(saved.shape), asdict(Shape.of(training.model.config))
     if differ := [f"{name} {theirs[name]}, not {ours[name]}" for name in ours if theirs[name] != ours[name]]:
         raise CheckpointError(f"{folder} is of another model: {', '.join(differ)}")

@@ -141,7 +141,7 @@ def build(content: dict[str, Any], where: str) -> TrainingRun:
 def find(config: str) -> Path:
     """Return the configuration file for a path or name. Raises ConfigError where there is none."""
     path = Path(config)
-    if path.suffix in (".yaml", ".yml") or path.exists():
+    if path.suffix in (".yaml", ".yml") or (path.exists() and not path.is_dir()):
         if path.is_dir() or not path.exists():
             raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}")
         return path

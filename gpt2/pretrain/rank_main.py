@@ -252,7 +252,7 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
             os._exit(128 + number)
         seen.append(number)
         session.end("interrupted")
-        _say("ending soon, with a checkpoint; once more ends at once")
+        _say("ending after this step; what is trained is kept; once more ends at once")
 
     for number in ending():
         signal.signal(number, heed)

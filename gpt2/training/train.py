@@ -91,7 +91,7 @@ class Training(Iterator[Step]):
         """Steps taken so far, skipped ones included; this is the number of the next step."""
         self.accept: Callable[[Tensor, Tensor], bool] | None = None
         """Called with a step's loss and gradient norm; where it returns False, the weights stay unchanged."""
-        self._batches = iter(batches)
+        self._batches = self._checked(batches)
         self._first = True
         self.graph = stages.step_graph(toggles, device, self._compute)
         """The recording of a whole step; None where the host launches its ops one by one."""
@@ -118,6 +118,17 @@ class Training(Iterator[Step]):
         self.device.end_step()
         tokens = self.toggles.tokens_per_step(self.workload.seq_len)
         return Step(loss=loss, grad_norm=grad_norm, tokens=tokens)
+
+    def _checked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches, as long as they are of the shape by which a step's tokens are counted."""
+        shape = self.toggles.sequences, self.workload.seq_len
+        for x, y in batches:
+            if tuple(x.shape) != shape:
+                what = (
+                    f"a micro-batch is of shape {tuple(x.shape)}, and the workload and toggles make {shape}"
+                )
+                raise ConfigError(f"{what} (sequences, tokens of each)")
+            yield x, y
 
     def _compute(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
         """Train on a step's micro-batches; return the step's loss and gradient norm."""
@@ -147,7 +158,8 @@ class Training(Iterator[Step]):
 def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[Batch]) -> Training:
     """Return an endless iterator of optimiser steps; the caller decides when to stop.
 
-    `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the
-    process group must exist (see distributed.process_group). The model is built before this returns.
+    `batches` yields grad_accum_steps micro-batches per step (see micro_batches); one of another shape than
+    the workload and the toggles make raises ConfigError. With world_size > 1 the process group must exist
+    (see distributed.process_group). The model is built before this returns.
     """
     return Training(workload, toggles, device, batches)

@@ -25,9 +25,9 @@ MAY_IMPORT = {
 bench.cli: bench gpt2
 bench.run: bench.errors bench.process bench.host bench.analysis bench.records bench.ladder bench.format \
   bench.stats gpt2
-bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
-  gpt2.pretrain.metrics gpt2.evals.hellaswag
-bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
+bench.report: bench.analysis bench.errors bench.records bench.ladder bench.format bench.stats gpt2.config \
+  gpt2.files gpt2.hardware.peaks gpt2.pretrain.metrics
+bench.analysis: bench.errors bench.records bench.ladder bench.format bench.stats gpt2.config
 bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals gpt2.files
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
@@ -74,7 +74,7 @@ LOADS_TORCH = (
 """Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
 TORCH_FREE = ("gpt2.training.stages", "gpt2.training.reexec", "gpt2.evals.hellaswag")
 """Modules of such packages that commands import nevertheless before they know whether torch is needed."""
-LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")
+LOADS_MATPLOTLIB = ("bench.report.plots",)
 
 
 def modules() -> dict[str, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
@@ -290,6 +291,23 @@ def test_one_part_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_failed_part_shows_in_the_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(campaign, "KINDS", {"cuda": lambda out, data: [part("a", "1 / 0")]})
     assert campaign.main(["--out", str(tmp_path / "mine")]) == 6
+
+
+def test_an_archive_that_finds_no_room_leaves_the_one_before_and_says_where_all_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(campaign, "KINDS", {"cuda": lambda out, data: [part("a", "pass")]})
+    (tmp_path / "mine.tar.gz").write_bytes(b"an earlier one")
+    monkeypatch.setattr(campaign.tarfile.TarFile, "add", full)
+    assert campaign.main(["--out", str(tmp_path / "mine")]) == 6
+    assert "mine.tar.gz (No space left on device); all of it is in" in capsys.readouterr().err.replace(
+        "\n", ""
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "mine.tar.gz"}
+    assert (tmp_path / "mine.tar.gz").read_bytes() == b"an earlier one"
 
 
 def test_the_table_tells_where_the_log_of_what_failed_is(

@@ -16,6 +16,7 @@ import pytest
 import samples
 from places import ROOT
 
+from bench.cli.main import FOREIGN
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
 from bench.run.peers.checkout import peer_variables
@@ -28,6 +29,7 @@ from gpt2.files.cache import DataError
 from gpt2.hardware import host
 from gpt2.hardware.host import missing_compiler, temp_folder
 from gpt2.training import reexec, stages
+from gpt2.training.reexec import RANK_VARIABLES
 from gpt2.training.stages import unheeded_threads
 
 BIN = Path(sys.executable).parent
@@ -546,3 +548,7 @@ def test_a_host_called_like_a_word_of_a_command_changes_no_command(monkeypatch: 
     monkeypatch.setattr(socket, "gethostname", lambda: "bench")
     assert anonymous("python -m bench.worker a.yaml", command=True) == "python -m bench.worker a.yaml"
     assert anonymous("cannot connect to bench:1234") == "cannot connect to HOST:1234"
+
+
+def test_no_rank_variable_of_a_launcher_reaches_a_run() -> None:
+    assert set(RANK_VARIABLES) <= set(FOREIGN)

@@ -11,6 +11,7 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import by_round, measured, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
+from bench.errors import BenchError
 from bench.format import DASH, GIB, letter, listed, plain
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
@@ -85,7 +86,7 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
         for path, boards, rung in loaded:
             if len(boards) > 1:
                 holds = f"holds {len(boards)} runs, {run_names(boards)}"
-                raise RecordError(f"{path}: {holds}; name one file, for {rung!r}")
+                raise RecordError(f"{path}: {holds}; name one file{f', for {rung!r}' if rung else ''}")
         return [
             [Side(letter=letter(n), board=boards[0], rung=rung) for n, (_, boards, rung) in enumerate(loaded)]
         ]
@@ -263,14 +264,14 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read "tps<-5%" or "memory>10%". Raises ValueError."""
+        """Read "tps<-5%" or "memory>10%". Raises BenchError."""
         match = CONDITION.fullmatch(text)
         if not match:
-            raise ValueError(
+            raise BenchError(
                 f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'"
             )
         if float(match[3]) <= -100:
-            raise ValueError(f"--fail-if {text!r}: nothing can fall by 100 % or more")
+            raise BenchError(f"--fail-if {text!r}: nothing can fall by 100 % or more")
         return cls(metric=match[1], below=match[2] == "<", bound=1 + float(match[3]) / 100, text=text.strip())
 
     def ratio(self, pair: Pair) -> Estimate | None:
@@ -310,10 +311,10 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
     """Decide the exit code of bench compare --fail-if, with a line for each finding.
 
     A condition is confirmed where the whole interval lies beyond its bound: code 3. A pair that cannot be
-    compared gives code 6. Raises ValueError where no rungs are paired.
+    compared gives code 6. Raises BenchError where no rungs are paired.
     """
     if not any(comparison.pairs for comparison in comparisons):
-        raise ValueError(
+        raise BenchError(
             "no rung of A has a partner that switches on the same, so --fail-if has nothing to judge"
         )
     code, lines = 0, []
@@ -326,11 +327,8 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
                 lines.append(f"{where}: another trainer's, which this gate does not judge")
                 continue
             if pair.not_ranked:
-                # What neither side could run, for the same reason, is no change.
-                if pair.first.status == pair.other.status and pair.first.status in (
-                    "out_of_memory",
-                    "unsupported",
-                ):
+                status = pair.first.status  # what neither side could run, for the same reason, is no change
+                if status == pair.other.status and status in ("out_of_memory", "unsupported"):
                     lines.append(f"{where}: {pair.not_ranked}, and in {first} too: no speed to judge")
                 else:
                     lines.append(f"{where}: not ranked: {pair.not_ranked}")
@@ -340,11 +338,11 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
                 lines.append(f"{where}: judged, though of unlike maths: {pair.maths_differ}")
             judged.append((where, pair))
             for condition in conditions:
-                met, ratio = condition.met(pair), condition.ratio(pair)
-                if met is None or ratio is None:
+                ratio = condition.ratio(pair)
+                if ratio is None or ratio.half_width is None:
                     why = "too few rounds" if ratio else condition.absent(pair)
                     lines.append(f"{where}: {condition.text} cannot be told: {why}")
-                elif met:
+                elif condition.met(pair):
                     lines.append(f"{where}: {condition.text} is confirmed: {_with_interval(ratio)}")
                     code = 3
     for condition in conditions if not code else ():

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from bench.analysis.row import NOT_CARRIED, Row, status_of
+from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
@@ -68,7 +68,7 @@ class RungView:
     @property
     def peak(self) -> float | None:
         """Dense bfloat16 FLOP/s of one device, the denominator of the rung's MFU."""
-        return self.board.peaks.get((self.row.toggles.device, "bf16"))
+        return self.board.peaks.get((self.row.toggles.device, "bfloat16"))
 
     @property
     def derived_peak(self) -> bool:
@@ -144,10 +144,10 @@ def name_with_caveats(rung: RungView) -> str:
 
 def by_speed(rungs: Iterable[RungView]) -> list[RungView]:
     """Sorted with the fastest first, but incomplete rungs below the others, and those with caveats last."""
-    return sorted(rungs, key=lambda rung: (*caveats_last(rung), -rung.row.mean_tps))
+    return sorted(rungs, key=lambda rung: (*rank_below(rung), -rung.row.mean_tps))
 
 
-def caveats_last(rung: RungView) -> tuple[bool, bool]:
+def rank_below(rung: RungView) -> tuple[bool, bool]:
     """Sort key that puts incomplete rungs below the others and those with caveats last."""
     return bool(rung.row.caveats), bool(rung.incomplete)
 
@@ -229,7 +229,7 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
         raise RecordError(f"{unlike[0].source}: {unlike_tasks}; name files of one model and sequence length")
     added = baseline.board.place not in runs
     every = [rung for board in runs.values() for rung in rung_views(board)]
-    rungs = [rung for rung in every if rung.row.status != NOT_CARRIED]
+    rungs = [rung for rung in every if not rung.row.passed_over]
     not_carried = len(every) - len(rungs)
     if added:
         rungs.insert(0, baseline)

@@ -50,7 +50,7 @@ def derived_peak(board: Scoreboard) -> bool:
 
 
 MATHS = MethodNote(
-    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matmuls."
+    "Maths is equal where only the rounding of matmuls differs from GPT-2 with float32 weights."
 )
 
 
@@ -90,7 +90,7 @@ def caption(board: Scoreboard) -> list[str]:
 
 def _errors(board: Scoreboard) -> list[str]:
     """Why rungs are not ok, equal reasons on one line."""
-    failed = [(row, row.error.strip().splitlines()[0]) for row in board.rows if row.error]
+    failed = [(row, row.why) for row in board.rows if row.why]
     by_error = group_by(failed, lambda pair: f"{status_of(pair[0])}: {pair[1]}")
     return [f"{_all_or([row.rung for row, _ in rows], board)}: {error}" for error, rows in by_error.items()]
 
@@ -147,10 +147,9 @@ def _efficiency(board: Scoreboard) -> Iterator[str]:
 
 def _counting(board: Scoreboard) -> Iterator[str]:
     """How many processes ran, and how their speeds were averaged."""
-    ended = sum(record.status != "interrupted" and record.kind != "scout" for record in board.records)
     tries = sum(record.kind == "scout" for record in board.records)
-    processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
-    tried = f"; before them {plural(tries, 'try', 'tries')}, of which only the time of compiling is shown"
+    processes, rounds = plural(board.processes, "process", "processes"), plural(board.rounds, "round")
+    tried = f"; before them {plural(tries, 'try', 'tries')}, which chose the rungs"
     yield f"{processes}, each fresh: {rounds} over the rungs{tried if tries else ''}."
     few = board.rounds < LEAST_ROUNDS
     interval = "too few rounds for an interval" if few else "± is the 95 % t interval"
@@ -262,9 +261,9 @@ def _ceilings(board: Scoreboard) -> Iterator[str]:
         speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
         if known := [number(speed) for speed in speeds if speed is not None]:
             yield (
-                f"Bound of {leader.rung}, were its matmuls and AdamW's traffic all of a step, at what each "
-                f"such process measured of all its layers' matmuls and of memory: {' and '.join(known)} "
-                "tokens per second (bench roofline tells what is counted)."
+                f"Bound of {leader.rung}, if a step were only matmuls, attention and AdamW's traffic, at the "
+                f"rates that each such process measured: {' and '.join(known)} tokens per second "
+                "(bench roofline tells what is counted)."
             )
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
@@ -310,13 +309,13 @@ def certainty(board: Scoreboard, best: Row) -> str:
     if board.delta is None:
         rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
         again = "the first rung run again in each round (A/A control)"
-        return f"not at all yet; it takes {rounds}{again} to tell a difference from noise"
+        return f"not known; that takes {rounds}{again}"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
         over = "" if board.swept else f" {plain(board.rows[0].rung)}"
         words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval)")
     if ties := board.ties:
-        words.append(f"perhaps no faster than {listed([row.rung for row in ties])}")
+        words.append(f"not surely faster than {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 

@@ -98,16 +98,16 @@ def keeps(board: Scoreboard) -> str:
     """Which changes of the rungs above it a rung keeps; empty for a sweep, whose rows are independent."""
     if board.swept:
         return ""
-    first, *others = [row.toggles for row in board.own.rows if not row.left_out]
+    kept = [row.toggles for row in board.own.rows if not row.left_out]
     taken_back = any(
-        getattr(later, name) == getattr(first, name) != getattr(before, name)
-        for before, later in pairwise(others)
-        for name in varying(first, before)
+        getattr(later, name) == getattr(kept[0], name) != getattr(before, name)
+        for before, later in pairwise(kept[1:])
+        for name in varying(kept[0], before)
     )
     if taken_back:
         return "A rung keeps what those above it switch on, unless it takes that back."
     if any(row.status == NOT_CARRIED for row in board.rows):
-        return "A rung was kept if surely faster in a short try on those kept before; then measured anew."
+        return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
     return "A rung keeps what those above it switch on."
 
 
@@ -118,17 +118,17 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
     if again and board.delta is not None:
-        yield f"Noise: of the {' and the '.join(again)} rung, run again."
+        yield f"Noise floor: from running the {' and the '.join(again)} rung again."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        noise = f"may be noise, not surely beyond {whole_percent(board.delta, '±')}"
+        noise = f"not wholly beyond {whole_percent(board.delta, '±')}"
         yield f"Unclear: {noise if loud else 'may be a gain or a loss'}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
     """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
-    said = [*marks(board), *findings(board, price_per_hour, settings=True)]
+    said = [*marks(board), " ".join(_legend(board)), *findings(board, price_per_hour, settings=True)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
     return table.to_markdown(level)
@@ -154,7 +154,7 @@ def title(board: Scoreboard) -> str:
     ]
     if board.delta is not None:
         noise = whole_percent(board.delta, "±") if board.delta < 1 else "above 100 %"
-        parts.append(f"run-to-run noise {noise}")
+        parts.append(f"noise floor {noise}")
     return " · ".join(parts)
 
 
@@ -165,8 +165,8 @@ def limit_of(board: Scoreboard, row: Row) -> str:
 
 
 def _table(board: Scoreboard, *, bars: bool = True) -> Table:
-    rows = _rows(board)
-    fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
+    rows = board.taken
+    fastest = max((row.tps.value for row in rows if row.tps and why_not_counted(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=3
@@ -184,7 +184,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
     ]
     return Table(
-        title=f"{board.ladder} on {board.environment.machine}",
+        title=board.title,
         columns=columns,
         rows=rows,
         names=len(names) or 1,
@@ -215,7 +215,7 @@ def swept_toggles(board: Scoreboard) -> list[str]:
 
 def _in_place(row: Row) -> str | None:
     """What stands in place of a row's figures: its speed, where it has one, and why it does not count."""
-    words = status_words(row)
+    words = why_not_counted(row)
     return f"{speed(row.tps)}, not counted: {words}" if words and row.tps else words
 
 
@@ -238,12 +238,12 @@ def _share_of(board: Scoreboard) -> str:
         return "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if name == DERIVED_MFU:
         return ""
-    best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
+    best = max(ceiling.rate for ceiling in board.ceilings.values())
     fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
-    return f"{CEILING}: counted as MFU, but of {fastest}."
+    return f"{CEILING}: share of the FLOP/s of {fastest}."
 
 
-def status_words(row: Row) -> str | None:
+def why_not_counted(row: Row) -> str | None:
     """What stands in place of a rung's figures; None where they are sound."""
     words = status_of(row)
     if row.status in ("ok", "external") and row.tps:
@@ -252,15 +252,10 @@ def status_words(row: Row) -> str | None:
         return words
     if row.expect == row.status:
         return f"{words}, as expected"
-    why = _why(row)
+    why = plain(row.why)
     if row.status == "inert" and why:
         return why
     return f"{words}: {why}" if why else words
-
-
-def _why(row: Row) -> str:
-    """The first line of a rung's error."""
-    return plain((row.error or "").strip().partition("\n")[0])
 
 
 def findings(
@@ -294,9 +289,8 @@ def findings(
             if board.delta is not None:
                 yield f"Largest sure gains: {'; '.join(steps) or 'none beyond the noise'}."
     if most := limit_tps(board, best):
-        where = f" at {best.tokens_per_step:,} tokens per step" if other_step(best, board) else ""
-        reached = f"{number(most)} tokens/s, {whole_percent(best.mean_tps / most)} reached"
-        yield f"Limit{where}: {reached}: only matmuls, attention and AdamW."
+        least = f"{number(most)} tokens/s by matmuls, attention and AdamW alone"
+        yield f"Limit: {least}; the fastest reaches {whole_percent(best.mean_tps / most)}."
     else:
         yield "Limit: not measured here (bench roofline)."
     if spent := _most_spent(board, best):
@@ -306,7 +300,7 @@ def findings(
 
 def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[str]:
     """The toggles in which the fastest rung differs from the first one; with few rows, those of each."""
-    rows = _rows(board)
+    rows = board.taken
     shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
         changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
@@ -316,7 +310,7 @@ def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[st
 
 def _left_out(board: Scoreboard) -> Iterator[str]:
     """The rungs that have no row: with `carry: if_faster`, those that gained nothing or cannot run here."""
-    without = [row for row in board.rows if _has_no_row(row)]
+    without = [row for row in board.rows if row.passed_over]
     tries = group_by(without, lambda row: plain(row.rung.removesuffix(AGAIN)))
     tried = {
         name: [row.tried for row in rows if row.tried is not None]
@@ -326,30 +320,21 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
-        yield f"Tried briefly and left out, as not faster beyond the noise: {'; '.join(said)}."
+        yield f"Tried once or twice, no sure gain, left out: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
         ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
         names = plain(listed(scout.together))
-        yield f"Tried together, as each alone was within the noise: {names}: {ratio}{came}."
+        yield f"Each alone within the noise, so tried together: {names}: {ratio}{came}."
     refused = [
-        f"{name} ({_why(rows[0])})"
+        f"{name} ({plain(rows[0].why)})"
         for name, rows in tries.items()
         if all(row.status == "unsupported" for row in rows)
     ]
     if refused:
-        yield f"Cannot run here, or not on what was kept: {'; '.join(refused)}."
-
-
-def _has_no_row(row: Row) -> bool:
-    return row.left_out and row.status in (NOT_CARRIED, "unsupported")
-
-
-def _rows(board: Scoreboard) -> list[Row]:
-    """The rows of the table."""
-    return [row for row in board.rows if not _has_no_row(row)]
+        yield f"Not supported here, or not with what was kept: {'; '.join(refused)}."
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -397,11 +382,11 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
 
 def marks(board: Scoreboard) -> Iterator[str]:
     """What the marks behind rows mean."""
-    shown = "".join(mark(row, board) for row in _rows(board))
+    shown = "".join(mark(row, board) for row in board.taken)
     if "†" in shown:
-        others = dict.fromkeys(row.tokens_per_step for row in _rows(board) if "†" in mark(row, board))
+        others = dict.fromkeys(row.tokens_per_step for row in board.taken if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
-        yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: another training."
+        yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: losses do not compare."
     if "*" in shown:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in shown:

@@ -59,8 +59,8 @@ WORK_NOTES = (
         "AdamW, others by their names, all matmuls as matmuls. Rest: Python, launches and waiting."
     ),
     MethodNote(
-        "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise "
-        "floor: one step per round tells little, so of the others no difference is told."
+        "A ratio beside a time is that to the rung before; it is shown only where its whole interval lies "
+        "beyond the noise floor, as one step per round tells little."
     ),
     MethodNote(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but "
@@ -154,7 +154,7 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
         ),
         Column("", lambda row: (m := measurements[row.index]) and m.flops_per_token, key="flops_per_token"),
         Column("", lambda row: (m := measurements[row.index]) and m.flops_formula, key="flops_formula"),
-        Column("", lambda row: board.peaks.get((row.toggles.device, "bf16")), key="peak_flops_bf16"),
+        Column("", lambda row: board.peaks.get((row.toggles.device, "bfloat16")), key="peak_flops_bf16"),
         Column(
             "", lambda row: (m := measurements[row.index]) and m.peak_flops_source, key="peak_flops_source"
         ),
@@ -212,16 +212,16 @@ def _attribution(board: Scoreboard) -> Table | None:
         notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
     columns: list[Column[Attribution]] = [
         Column("Rung", lambda rung: rung.rung, words=True),
-        Column("Added in order", lambda rung: rung.in_order, _gain),
-        Column("Alone on the first rung", lambda rung: rung.alone, _gain),
-        Column("Added last, to all others", lambda rung: rung.last, _gain),
+        Column("Added in order", lambda rung: rung.in_order, gain_text),
+        Column("Alone on the first rung", lambda rung: rung.alone, gain_text),
+        Column("Added last, to all others", lambda rung: rung.last, gain_text),
         Column("Direction", lambda rung: rung.agreement or None, words=True),
     ]
     title = f"What each change buys: {board.title}"
     return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
 
 
-def _gain(gain: Gain) -> str:
+def gain_text(gain: Gain) -> str:
     if not gain.ratio:
         return gain.absent or DASH
     return f"{judged(gain.ratio, gain.verdict)}{f', {gain.failed_check}' if gain.failed_check else ''}"

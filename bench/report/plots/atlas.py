@@ -44,7 +44,7 @@ def atlas_picture(boards: Sequence[Scoreboard], figures: Sequence[Published] = (
     heads = [*machines, *(f"{title}, published" for title in published)]
     figure = Figure(figsize=(3.6 + COLUMN * len(heads), 2.1 + ROW * len(shown)))
     axes = figure.add_subplot()
-    at = style.label_rungs(axes, [f"{'≠ ' if line.differs else ''}{line.title}" for line in shown], LETTERS)
+    at = style.label_rows(axes, [f"{'≠ ' if line.differs else ''}{line.title}" for line in shown], LETTERS)
     for y, line in zip(at, shown, strict=True):
         for x, title in enumerate(machines):
             if cell := line.cells.get(title):

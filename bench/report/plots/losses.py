@@ -52,7 +52,7 @@ def _agreement(board: Scoreboard) -> str:
     """Whether the losses of all rungs passed their check."""
     wrong = [row.rung for row in board.rows if row.status in ("parity_failed", "ranks_differ")]
     if wrong:
-        return f"Loss by step; it differs with {shortened(', '.join(wrong), 60)}"
+        return f"Loss by step; {shortened(', '.join(wrong), 60)} failed the check"
     alike = sum(row.status == "ok" and row.external is None for row in board.rows)
     checked = "; no rung's loss failed its check" if alike > 1 else ""
     return f"Loss by step{checked}"

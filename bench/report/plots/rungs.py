@@ -59,9 +59,9 @@ def climb(board: Scoreboard) -> Figure | None:
     """Tokens per second from the first rung to the last, its factors and the limit; None for a sweep."""
     if not board.climbs:
         return None
-    figure = Figure(figsize=(WIDTH, 1.3 + style.total_height([row.rung for row in board.rows], PER_RUNG)))
+    figure = Figure(figsize=(WIDTH, 1.3 + style.total_height([row.rung for row in board.taken], PER_RUNG)))
     axes = figure.add_subplot()
-    at = style.label_rungs(axes, [row.rung for row in board.rows])
+    at = style.label_rows(axes, [row.rung for row in board.taken])
     measured = [(row, row.tps) for row in board.rows if row.tps]
     ends = [  # a slower rung's bar ends where that of the rung before does
         (max(before.value, tps.high or tps.value), _said(row, tps))
@@ -74,7 +74,7 @@ def climb(board: Scoreboard) -> Figure | None:
         axes.axvline(limit, color=style.NEITHER, lw=1, ls=":", zorder=0)
         axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
     before: float | None = None
-    for y, row in zip(at, board.rows, strict=True):
+    for y, row in zip(at, board.taken, strict=True):
         if row.tps is None:
             style.text_instead(axes, y, status_of(row))
             continue
@@ -105,7 +105,7 @@ def _said(row: Row, tps: Estimate) -> str:
     """What stands beside a bar: the speed, the speed-up over the rung before and its verdict."""
     if row.external:
         return f"{number(tps.value)}, another trainer"
-    word = verdict_word(row.verdict) if row.verdict else status_of(row)
+    word = verdict_word(row.verdict) if row.verdict else status_of(row).removeprefix("ok")
     gain = [times(row.gain.value), word] if row.gain else []
     return ", ".join(filter(None, [number(tps.value), *gain, "other maths" * row.other_maths]))
 
@@ -142,14 +142,14 @@ def panels(board: Scoreboard) -> Figure | None:
     coloured = zip(columns, style.COLOURS, strict=False)
     shown = [(*column, colour) for column, colour in coloured if any(map(column[1], board.rows))]
     width = 1.6 * WIDTH * (1 + len(shown)) / (1 + len(columns))
-    height = 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG)
+    height = 1.4 + style.total_height([row.rung for row in board.taken], PER_RUNG)
     figure = Figure(figsize=(width, height))
     every = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    at = style.label_rungs(every[0], [row.rung for row in board.rows])
+    at = style.label_rows(every[0], [row.rung for row in board.taken])
     for axes, (label, value, colour) in zip(every, shown, strict=True):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
-        for y, row in zip(at, board.rows, strict=True):
+        for y, row in zip(at, board.taken, strict=True):
             if (each := value(row)) is None:
                 style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue

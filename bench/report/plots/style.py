@@ -243,14 +243,14 @@ def colour_and_marker(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
-def label_rungs(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
-    """Label an axis with rungs from top to bottom; returns their positions."""
-    at = [float(n) for n in range(len(rungs))]
-    labels = [wrapped(rung, most) for rung in rungs]
+def label_rows(axes: Axes, names: Sequence[str], most: int = 32) -> list[float]:
+    """Label the rows of a picture from top to bottom; returns their positions."""
+    at = [float(n) for n in range(len(names))]
+    labels = [wrapped(name, most) for name in names]
     if len(set(labels)) < len(labels):  # what they differ in was too long to be shown
         labels = [f"{n}: {label}" for n, label in enumerate(labels, start=1)]
     axes.set_yticks(at, labels)
-    axes.set_ylim(len(rungs) - 0.4, -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     return at
 

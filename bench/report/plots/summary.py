@@ -39,7 +39,7 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     labels = [name for name, _ in lines]
     figure = Figure(figsize=(WIDTH, 1.5 + PER_BAR * len(labels)))
     axes = figure.add_subplot()
-    at = style.label_rungs(axes, labels, LETTERS)
+    at = style.label_rows(axes, labels, LETTERS)
     ends = [(step.tps, _beside(step)) for step in found]
     style.fit_log_axis(axes, 0.7 * min(step.tps for step in found), ends, part=1.1)
     left = axes.get_xlim()[0]

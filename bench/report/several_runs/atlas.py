@@ -89,8 +89,8 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
     ]
     notes = [
         "Tokens per second over the rung before, with the 95 % interval and the verdict; without a verdict "
-        "rounds were too few or no control was run. Only rungs that failed no check and keep the maths, over "
-        "one of which the same is true, or which had no effect. What else is on differs between ladders.",
+        "rounds were too few or no control was run. Only rungs that passed all checks and keep the maths, "
+        "over one that did so or had no effect. What else is on differs between ladders.",
         "Of several measurements on one machine: that of most rounds, then the newest.",
     ]
     if found.published:

@@ -35,8 +35,8 @@ from bench.report.several_runs.tables import derived_note, ranks_note
 from bench.report.table import Column, Table
 
 BETWEEN_RUNS = (
-    "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
-    "run vary, not what changed on a machine between two: measure both close together."
+    "Ratios between runs are of means over rounds, with Welch's interval. They cover how rounds of one run "
+    "vary, not what changed on a machine between runs: measure both close together."
 )
 
 
@@ -188,15 +188,12 @@ def _tps(row: Row) -> str:
 
 def _method(comparisons: Sequence[Comparison]) -> list[str]:
     """How ratios are made, and the noise floor of each side."""
-    floors = {
-        f"±{side.board.delta:.1%} in {side.letter}"
-        if side.board.delta is not None
-        else f"not known in {side.letter}"
+    floors = [
+        f"{'not known' if side.board.delta is None else f'±{side.board.delta:.1%}'} in {side.letter}"
         for side in _sides(comparisons)
-    }
+    ]
     same_run = [c.first.board.same_run(c.other.board) for c in comparisons]
-    by_letter = ", ".join(sorted(floors, key=lambda floor: floor[-1]))
-    notes = [f"Noise floor: {by_letter}; verdicts take the larger."]
+    notes = [f"Noise floor: {', '.join(floors)}; verdicts take the larger."]
     notes += ["Ratios within one run are paired within rounds."] if any(same_run) else []
     return notes + ([] if all(same_run) else [BETWEEN_RUNS])
 
@@ -322,7 +319,7 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
     if chain.not_carried:
         left_out = plural(chain.not_carried, "rung that was", "rungs that were")
-        yield f"Left out: {left_out} tried and not carried, being no faster."
+        yield f"Left out: {left_out} tried and not carried: no faster, or not supported here."
     external = "External: other trainers; " if any(rung.row.external for rung in rungs) else ""
     yield (
         "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device "
@@ -351,8 +348,7 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
 
 
 def _chain_legend(run: Scoreboard, name: str) -> str:
-    ended = sum(record.status != "interrupted" for record in run.records)
-    processes = plural(ended, "process", "processes")
+    processes = plural(run.processes, "process", "processes")
     source = run.source.as_posix() if run.source else DASH
     floor = f"noise floor ±{run.delta:.1%}" if run.delta is not None else "no noise floor known"
     machine = run.environment

@@ -11,9 +11,9 @@ from bench.analysis.several_runs.rungs import (
     DERIVED,
     RungView,
     by_speed,
-    caveats_last,
     fastest_rung,
     name_with_caveats,
+    rank_below,
     rung_views,
 )
 from bench.format import (
@@ -292,9 +292,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> T
     ours = [rung for board in boards if (rung := fastest_rung(board)) and rung.row.mfu is not None]
     if not ranges or not ours:
         return None
-    ours.sort(
-        key=lambda r: (r.derived_peak, *caveats_last(r), 0.0 if r.derived_peak else -(r.row.mfu or 0.0))
-    )
+    ours.sort(key=lambda r: (r.derived_peak, *rank_below(r), 0.0 if r.derived_peak else -(r.row.mfu or 0.0)))
     columns: list[Column[RungView]] = [
         Column("Figures", lambda rung: "measured", beneath=lambda figure: "published", words=True),
         Column(

@@ -14,10 +14,10 @@ from typing import Any
 
 from bench.format import duration, gib, loss, number, percent
 from bench.records.record import RecordError
+from bench.report.several_runs.published_scores import PUBLISHED
 from bench.report.table import Column, Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import PRESETS
-from gpt2.evals.hellaswag import PUBLISHED
 from gpt2.pretrain.metrics import Event, MetricsError, read
 
 
@@ -153,28 +153,43 @@ def runs_in(folder: Path) -> list[Path]:
     return sorted(file.parent for file in folder.glob(f"*/{RUN_FILE}")) or [folder]
 
 
-def load(folders: Sequence[Path]) -> list[LongRun]:
-    """Load the runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
-    runs = []
-    own = {folder.resolve(): folder for folder in reversed(folders)}
-    for folder in dict.fromkeys(own[folder.resolve()] for folder in folders):
+def load(folders: Sequence[Path], left_out: list[str] | None = None) -> list[LongRun]:
+    """Load the runs in these folders, each once; runs of one name are called by their folders.
+
+    left_out: takes a line for each folder that holds none or is damaged. Without it, that raises RecordError.
+    """
+    own: dict[Path, Path] = {}
+    for folder in folders:
+        own.setdefault(folder.resolve(), folder)
+    runs: list[LongRun] = []
+    for folder in own.values():
         try:
-            config = json.loads((folder / RUN_FILE).read_text(encoding="utf-8-sig"))["run"]
-            events = tuple(read(folder))
-            _check(events, folder / "metrics.jsonl")
-            PRESETS[config["workload"]["model"]]
-            name, _ = str(config["name"]), int(config["steps"])
-            run = LongRun(name=name, folder=folder, run=config, events=events)
-            run.products  # noqa: B018, which its toggles must have
-        except MetricsError as error:
-            raise RecordError(str(error)) from None
-        except OSError as error:
-            missing = f"{error.strerror}: {error.filename}"
-            raise RecordError(f"{folder} holds no run of gpt2 train ({missing})") from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RecordError(f"{folder / RUN_FILE} is damaged ({type(error).__name__}: {error})") from None
-        runs.append(run)
-    return told_apart(runs)
+            runs.append(_load(folder))
+        except RecordError as error:
+            if left_out is None:
+                raise
+            left_out.append(f"{error}; left out")
+    alike = len({run.name for run in runs}) < len(runs)
+    return [replace(run, name=str(run.folder)) if alike else run for run in runs]
+
+
+def _load(folder: Path) -> LongRun:
+    try:
+        config = json.loads((folder / RUN_FILE).read_text(encoding="utf-8-sig"))["run"]
+        events = tuple(read(folder))
+        _check(events, folder / "metrics.jsonl")
+        PRESETS[config["workload"]["model"]]
+        name, _ = str(config["name"]), int(config["steps"])
+        run = LongRun(name=name, folder=folder, run=config, events=events)
+        run.products  # noqa: B018, which its toggles must have
+    except MetricsError as error:
+        raise RecordError(str(error)) from None
+    except OSError as error:
+        missing = f"{error.strerror}: {error.filename}"
+        raise RecordError(f"{folder} holds no run of gpt2 train ({missing})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"{folder / RUN_FILE} is damaged ({type(error).__name__}: {error})") from None
+    return run
 
 
 def _check(events: Sequence[Event], path: Path) -> None:
@@ -185,12 +200,6 @@ def _check(events: Sequence[Event], path: Path) -> None:
             if not isinstance(value, types) or isinstance(value, bool):
                 where = f"{key!r} of the {event.kind!r} at step {event.step}"
                 raise RecordError(f"{path} is damaged: {where} is missing, or not what it should be")
-
-
-def told_apart(runs: Sequence[LongRun]) -> list[LongRun]:
-    """The runs under their folders' names, where two have the same name."""
-    alike = len({run.name for run in runs}) < len(runs)
-    return [replace(run, name=str(run.folder)) if alike else run for run in runs]
 
 
 def tables(runs: Sequence[LongRun]) -> list[Table]:

@@ -25,10 +25,10 @@ from bench.process.worker_side import (
     ProgressFile,
     age,
     compile_cache,
-    compile_cache_filled,
     exit_code,
     give_way,
     leave_with_runner,
+    mark_compile_cache,
     write,
 )
 from bench.records.measurement import CacheState, Measurement, Rank
@@ -38,6 +38,7 @@ from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer
 from bench.run.peers.trainer_log import LogError, LogRelay, LogTiming, TrainerLog
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import FLOPS_FORMULA
+from gpt2.terminal import use_streams
 from gpt2.training.reexec import without_own_path
 from gpt2.training.stages import threads
 
@@ -60,6 +61,7 @@ def main() -> int:
     add_ladder_arguments(parser)
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     arguments = parser.parse_args()
+    use_streams()  # the peer's log may hold what the encoding of this locale lacks
     try:
         ladder = loaded(arguments)
         rung = ladder.rung(arguments.rung)
@@ -103,7 +105,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
             return Outcome(status=status, error=error, peer_version=log.version)
         usage.note_allocated(log.memory_bytes)
         warnings = _warnings(peer, program, timing)
-        cache = cache if compile_cache_filled() else None
+        cache = cache if mark_compile_cache() else None
     startup = timing.lines[0].at - started
     return Outcome(
         status="ok",

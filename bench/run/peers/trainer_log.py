@@ -122,10 +122,7 @@ class LogTiming:
 
     def take(self, line: LogLine) -> None:
         """Take a line, of a later step than the last. Raises LogError if the window is unsound."""
-        before = self.lines[-1] if self.lines else None
         self.lines.append(line)
-        if before is None:
-            return
         if self._block_start:
             if not math.isfinite(line.loss):  # arithmetic with NaN or infinity has another speed
                 raise LogError(f"its loss is not a number: {line.loss} at step {line.step}")
@@ -140,19 +137,16 @@ class LogTiming:
         steps, seconds = line.step - self.lines[0].step, line.at - self.lines[0].at
         return steps >= self._protocol.min_warmup_steps and seconds >= self._protocol.min_warmup_seconds
 
-    def _steps_of_block(self, seconds: float, steps: int, interval: int) -> int:
-        """Steps that take about block_seconds, a multiple of the interval between two lines."""
-        lines = self._protocol.block_seconds * steps / seconds / interval
-        return interval * max(1, round(lines))
-
     def _settle(self, start: LogLine, line: LogLine) -> None:
         """Leave one block untimed: clocks settle, and one step alone tells little of a block's steps.
 
         Ends after a time, not a number of steps: if two lines are read at once, the second's interval is 0.
         """
-        if line.at - start.at >= self._protocol.block_seconds:
-            interval = line.step - self.lines[-2].step
-            self.block_steps = self._steps_of_block(line.at - start.at, line.step - start.step, interval)
+        seconds = line.at - start.at
+        if seconds >= self._protocol.block_seconds:
+            interval = line.step - self.lines[-2].step  # a block has whole intervals between two lines
+            lines = self._protocol.block_seconds * (line.step - start.step) / seconds / interval
+            self.block_steps = interval * max(1, round(lines))
             self._block_start, self._window = line, len(self.lines) - 1
 
     def _timed(self, start: LogLine, line: LogLine) -> None:

@@ -258,14 +258,12 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
 
     Raises DataError.
     """
-    index = read_index(folder)
-    if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
-        index = None
-    if index is None:
-        if strangers := token_files(folder):
-            stranger = f"{folder} holds {strangers[0].name} and no index.json"
-            raise DataError(f"{stranger}; prepare into a folder of its own")
-    else:
+    kept = read_index(folder)
+    if kept is None and (strangers := token_files(folder)):
+        stranger = f"{folder} holds {strangers[0].name} and no index.json"
+        raise DataError(f"{stranger}; prepare into a folder of its own")
+    index = kept if kept is not None and kept.shards else None  # an attempt ended early: begin anew
+    if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
         if index.finished:
             if wrong := index.damaged(folder):

@@ -217,21 +217,18 @@ class StreamedBatches:
                     raise DataError(f"corpus {self._documents.name!r} has no document that is not held out")
                 epoch, number, position = epoch + 1, 0, None
 
-    def _documents_read(self) -> Iterator[Piece]:
-        """Yield the documents; of a line that cannot be read, a change of its file is told as the cause."""
-        try:
-            yield from self._documents
-        except DataError:
-            self._documents.check_unchanged()
-            raise
-
     def _pieces(self) -> Iterator[Piece]:
-        """Yield the documents that are not held out."""
-        for piece in self._documents_read():
-            if self._ending:
-                raise DataError("the process is ending")
-            if not self._held_out or _digest(piece) not in self._held_out:
-                yield piece
+        """Yield the documents not held out; of one that cannot be read, a change of its file is the cause."""
+        try:
+            for piece in self._documents:
+                if self._ending:
+                    raise DataError("the process is ending")
+                if not self._held_out or _digest(piece) not in self._held_out:
+                    yield piece
+        except DataError:
+            if not self._ending:
+                self._documents.check_unchanged()
+            raise
 
 
 def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:

@@ -139,6 +139,19 @@ def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
     assert schedule.seconds_left(1, 2) == 2 * 15.0 + 10.0 + 20.0 + 2 * 15.0
 
 
+@pytest.mark.parametrize(("state", "left"), [("cold", 42.5), ("shared", 42.5), ("warm", 60.0), (None, 60.0)])
+def test_time_left_counts_little_of_the_compiling_that_the_next_process_of_a_rung_need_not_do(
+    state: str | None, left: float, write_ladder
+) -> None:
+    ladder = load(write_ladder("[{name: a}]", repeats=1))
+    compiled = measurement(
+        compile_cache=state, first_step_seconds=51.0, block_steps=2, block_seconds=[2.0, 2.0, 2.0]
+    )
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.ended(record("a", measurement=compiled), 60.0)
+    assert schedule.seconds_left(2, 2) == pytest.approx(left)
+
+
 @pytest.mark.parametrize(("done", "left"), [(["a"], ["b", "a (control)"]), (["a", "b"], [])])
 def test_a_resumed_run_of_one_round_measures_the_first_rung_again_if_any_is_missing(
     write_ladder, done: list[str], left: list[str]

@@ -10,6 +10,7 @@ from bench.records.machine import Environment
 from bench.run.worker import _peak_flops
 from gpt2.config.toggles import Toggles
 from gpt2.device import Cpu
+from gpt2.device.xla import Xla
 from gpt2.hardware.host import usable_cores
 from gpt2.provenance import code_hash
 
@@ -159,8 +160,12 @@ def test_a_worker_s_peak_is_that_of_the_very_cpu_in_its_environment() -> None:
             "cpu_identity": GENOA,
         }
     )
-    found = _peak_flops(machine, Toggles(), Cpu(), None)
-    assert found["peak_flops_bf16"] == 2 * (found["peak_flops_dtype"] or 0) == usable_cores() * 64e9
+    on_cpu_by_xla = object.__new__(Xla)
+    on_cpu_by_xla._on_cpu = on_cpu_by_xla.shared_by_ranks = True
+    for device, toggles in ((Cpu(), Toggles()), (on_cpu_by_xla, Toggles(device="xla", world_size=2))):
+        found = _peak_flops(machine, toggles, device, None)
+        assert found["peak_flops_bf16"] == 2 * (found["peak_flops_dtype"] or 0) == usable_cores() * 64e9
+        assert found["peak_devices"] == 1
 
 
 CPUINFO = "flags\t\t: fpu amx_tile{}\ncpu MHz\t\t: 2000.000\n"

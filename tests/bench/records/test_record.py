@@ -365,6 +365,37 @@ def test_what_a_person_edits_meanwhile_stays_as_they_left_it(way: str, tmp_path:
     assert len(told) == 1
 
 
+@pytest.mark.parametrize(
+    "how", ["by renaming", "in place", "while its run goes on", "before the first record"]
+)
+def test_a_run_whose_file_another_run_replaced_leaves_that_alone_and_keeps_all_records_in_a_new_file(
+    how: str, tmp_path: Path
+) -> None:
+    path, other, told = tmp_path / "r.jsonl", tmp_path / "other.jsonl", list[str]()
+    append(other, record("of another run", 0, run_id="another"))
+    foreign = other.read_bytes()
+    before = [] if how == "before the first record" else ["a"]
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(contextlib.closing(ResultsFile(path, told.append)))
+        for rung in before:
+            file.append(record(rung, 1))
+        if how == "while its run goes on":
+            stack.enter_context(contextlib.closing(ResultsFile(other)))
+        if how == "in place":
+            path.write_bytes(foreign)
+        else:
+            other.rename(path)
+        file.append(record("b", 2))
+        file.append(record("c", 3))
+    assert file.path == tmp_path / "r-2.jsonl"
+    assert [each.rung for each in read(file.path)[0]] == [*before, "b", "c"]
+    assert path.read_bytes() == foreign
+    assert told == [f"{path} holds another run's records now; all of this run's are in {file.path}"]
+    with contextlib.closing(ResultsFile(file.path)) as resumed:
+        resumed.append(record("d", 4))
+    assert [each.run_id for each in read(file.path)[0]] == ["r"] * (len(before) + 3)
+
+
 def test_records_that_do_not_fit_on_the_disk_again_are_not_said_to_be_kept(small_disk: Path) -> None:
     path = small_disk / "r.jsonl"
     file = ResultsFile(path)

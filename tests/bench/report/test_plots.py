@@ -27,7 +27,7 @@ from bench.report.plots.losses import losses_by_step
 from bench.report.plots.pictures import draw
 from bench.report.plots.rungs import climb, panels
 from bench.report.plots.style import fallbacks, fit_log_axis, shortened
-from bench.report.plots.style import label_rungs as labelled
+from bench.report.plots.style import label_rows as labelled
 from bench.report.plots.summary import summary
 from gpt2.config.toggles import Toggles
 from ladders import ladder

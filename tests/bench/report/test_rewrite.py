@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.errors import BenchError
 from bench.report.folder import MARKERS, rewrite
 
 START, END = (marker.encode() for marker in MARKERS)
@@ -80,7 +81,7 @@ def test_a_file_whose_markers_are_not_one_pair_is_refused_in_one_line_and_stays(
     content, said = REFUSED[kind]
     path = tmp_path / "README.md"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="README") as caught:
+    with pytest.raises(BenchError, match="README") as caught:
         rewrite(path, TEXT)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -21,7 +21,7 @@ from bench.format import status_word
 from bench.ladder.ladder import Ladder, LadderError, load
 from bench.records.measurement import Proof
 from bench.records.record import Record
-from bench.report.one_run.screen import findings, keeps, status_words
+from bench.report.one_run.screen import findings, keeps, why_not_counted
 from bench.run.rounds import Climb, TimeLimit
 from bench.run.runner import lacks
 
@@ -88,7 +88,7 @@ def of_one_measured(ladder: Ladder, rung: str, **changes: Any) -> list[Record]:
     return climb(ladder, run)
 
 
-def measured_rungs(records: list[Record]) -> list[str]:
+def rungs_of_rounds(records: list[Record]) -> list[str]:
     """Names of the rungs that the first round measured."""
     return [r.rung for r in records if r.kind == "cumulative" and r.repetition == 1]
 
@@ -105,23 +105,23 @@ def ladder(write_ladder) -> Ladder:
 
 def test_a_slower_rung_is_left_out_and_the_next_stands_on_the_one_before_it(ladder: Ladder) -> None:
     records = of_speeds(ladder, SPEEDS)
-    assert measured_rungs(records) == ["a", "b", "d"]
+    assert rungs_of_rounds(records) == ["a", "b", "d"]
     (last,) = [r for r in records if r.rung == "d" and r.kind == "cumulative" and r.repetition == 2]
     assert (last.toggles.all["attention"], last.toggles.all["adamw"]) == ("sdpa", "for_loop")
 
 
 def test_a_ladder_whose_only_good_rung_is_the_last_ends_on_that_rung(ladder: Ladder) -> None:
     records = of_speeds(ladder, {"a": 100.0, "b": 90.0, "c": 20.0, "d": 110.0})
-    assert measured_rungs(records) == ["a", "d"]
+    assert rungs_of_rounds(records) == ["a", "d"]
     assert scoreboard(records).rows[-1].toggles == replace(ladder.rungs[0].toggles, vocab_multiple=64)
 
 
 def test_where_nothing_is_faster_the_first_rung_alone_is_measured(ladder: Ladder) -> None:
-    assert measured_rungs(of_speeds(ladder, dict.fromkeys("abcd", 100.0))) == ["a"]
+    assert rungs_of_rounds(of_speeds(ladder, dict.fromkeys("abcd", 100.0))) == ["a"]
 
 
 def test_a_gain_within_one_percent_is_not_carried(ladder: Ladder) -> None:
-    assert measured_rungs(of_speeds(ladder, {"a": 100.0, "b": 100.9, "c": 101.2, "d": 90.0})) == ["a", "c"]
+    assert rungs_of_rounds(of_speeds(ladder, {"a": 100.0, "b": 100.9, "c": 101.2, "d": 90.0})) == ["a", "c"]
 
 
 def test_a_gain_within_the_difference_of_the_first_rungs_two_tries_is_not_carried_and_says_so(
@@ -132,8 +132,8 @@ def test_a_gain_within_the_difference_of_the_first_rungs_two_tries_is_not_carrie
         return process(ladder, task, {**SPEEDS, "a": 80.0 if again else 100.0, "b": 95.0}[task.rung.name])
 
     records = climb(ladder, run)
-    assert measured_rungs(records) == ["a", "d"]  # b is 1.19x of 80, and a itself 1.25x
-    assert status_words(scoreboard(records).rows[1]) == "not carried: 1.19x, within noise"
+    assert rungs_of_rounds(records) == ["a", "d"]  # b is 1.19x of 80, and a itself 1.25x
+    assert why_not_counted(scoreboard(records).rows[1]) == "not carried: 1.19x, within noise"
 
 
 def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: Ladder) -> None:
@@ -145,21 +145,21 @@ def test_a_gain_within_the_scatter_of_a_windows_blocks_is_not_carried(ladder: La
             return measured(made, block_seconds=[0.5 * mean, 1.5 * mean] * 5)
         return made
 
-    assert measured_rungs(climb(ladder, run)) == ["a", "d"]
+    assert rungs_of_rounds(climb(ladder, run)) == ["a", "d"]
 
 
 @pytest.mark.parametrize("status", ["out_of_memory", "unsupported", "failed", "timeout"])
 def test_a_rung_that_does_not_run_is_left_out_with_its_reason(ladder: Ladder, status: str) -> None:
     records = of_one_ended(ladder, "b", status)
     row = scoreboard(records).rows[1]
-    assert measured_rungs(records) == ["a", "d"]
+    assert rungs_of_rounds(records) == ["a", "d"]
     assert (row.status, row.error, row.tps) == (status, "why", None)
     assert exit_code(records) == (6 if status in ("failed", "timeout") else 0)
 
 
 def test_a_rung_that_is_faster_but_whose_losses_differ_is_left_out(ladder: Ladder) -> None:
     records = of_one_measured(ladder, "d", losses=[9.0, 8.0, 7.0, 6.0])
-    assert measured_rungs(records) == ["a", "b"]
+    assert rungs_of_rounds(records) == ["a", "b"]
     assert scoreboard(records).rows[-1].status == "parity_failed"
     assert exit_code(records) == 4
 
@@ -167,7 +167,7 @@ def test_a_rung_that_is_faster_but_whose_losses_differ_is_left_out(ladder: Ladde
 def test_a_rung_that_is_faster_but_had_no_effect_is_left_out(ladder: Ladder) -> None:
     inert = Proof(took_effect=False, evidence="the same kernels")
     records = of_one_measured(ladder, "b", proofs={"attention": inert})
-    assert measured_rungs(records) == ["a", "d"]
+    assert rungs_of_rounds(records) == ["a", "d"]
     assert scoreboard(records).rows[1].status == "inert"
 
 
@@ -176,14 +176,14 @@ def test_a_rung_that_changes_the_maths_is_never_carried(write_ladder) -> None:
     ladder = load(write_ladder(rungs, carry="if_faster"))
     assert ladder.rungs[1].toggles.maths()
     records = of_speeds(ladder, {"a": 100.0, "b": 500.0})
-    assert measured_rungs(records) == ["a"]
+    assert rungs_of_rounds(records) == ["a"]
     assert scoreboard(records).rows[1].status == "other_maths"
 
 
 def test_what_all_rungs_have_changes_the_maths_of_none_of_them(write_ladder) -> None:
     every = ["toggles.autocast=bfloat16", "toggles.adamw=compiled", "toggles.weights=bfloat16"]
     ladder = load(write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]", carry="if_faster"), every)
-    assert measured_rungs(of_speeds(ladder, {"a": 100.0, "b": 150.0})) == ["a", "b"]
+    assert rungs_of_rounds(of_speeds(ladder, {"a": 100.0, "b": 150.0})) == ["a", "b"]
 
 
 def test_a_first_rung_of_whose_try_nothing_is_known_is_still_what_others_are_compared_with(
@@ -194,7 +194,7 @@ def test_a_first_rung_of_whose_try_nothing_is_known_is_still_what_others_are_com
         record = process(ladder, task, SPEEDS[task.rung.name])
         records.append(record if task.rung.name == "a" else judged(task, record))
         source.ended(records[-1], 1.0)
-    assert measured_rungs(records) == ["a", "b", "d"]
+    assert rungs_of_rounds(records) == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize("held", [6, 7, 8, 9, 13])
@@ -217,7 +217,7 @@ def test_a_rung_that_needs_what_was_not_carried_says_so(write_ladder) -> None:
 
 
 def test_the_first_rung_is_carried_even_where_it_does_not_run(ladder: Ladder) -> None:
-    assert measured_rungs(of_one_ended(ladder, "a", "out_of_memory")) == ["a", "b", "d"]
+    assert rungs_of_rounds(of_one_ended(ladder, "a", "out_of_memory")) == ["a", "b", "d"]
 
 
 RETRY = (
@@ -229,7 +229,7 @@ RETRY = (
 def test_a_rung_to_be_retried_is_tried_once_more_on_top_of_all_others(write_ladder) -> None:
     ladder = load(write_ladder(RETRY, carry="if_faster"))
     records = of_speeds(ladder, {"a": 100.0, "b": 90.0, "c": 150.0, "b (second try)": 200.0})
-    assert measured_rungs(records) == ["a", "c", "b (second try)"]
+    assert rungs_of_rounds(records) == ["a", "c", "b (second try)"]
     assert [row.rung for row in scoreboard(records).rows] == ["a", "b", "c", "b (second try)"]
 
 
@@ -244,13 +244,13 @@ def test_a_second_try_that_is_not_needed_is_no_part_of_what_later_ones_stand_on(
     records = of_speeds(ladder, speeds)
     tried = [r.toggles.all["attention"] for r in records if r.rung == "e (second try)"]
     assert set(tried) == {"blocks"}
-    assert measured_rungs(records) == ["a", "b", "c", "e (second try)"]
+    assert rungs_of_rounds(records) == ["a", "b", "c", "e (second try)"]
 
 
 def test_a_rung_that_was_carried_is_not_tried_again(write_ladder) -> None:
     ladder = load(write_ladder(RETRY, carry="if_faster"))
     records = of_speeds(ladder, {"a": 100.0, "b": 130.0, "c": 150.0})
-    assert measured_rungs(records) == ["a", "b", "c"]
+    assert rungs_of_rounds(records) == ["a", "b", "c"]
     assert not scoreboard(records).has_gaps
 
 
@@ -276,7 +276,7 @@ def test_a_far_slower_rung_is_told_at_which_speed_to_end_itself(ladder: Ladder) 
     assert limits["cumulative", "d", 1] is None
     row = scoreboard(records).rows[2]
     assert (row.status, round(row.tried or 0, 3)) == ("not_carried", 0.067)
-    assert status_words(row) == "not carried: 0.07x"
+    assert why_not_counted(row) == "not carried: 0.07x"
 
 
 @pytest.mark.parametrize(("expect", "code"), [("out_of_memory", 4), ("inert", 0)])
@@ -311,7 +311,7 @@ def test_the_best_is_tried_again_after_two_tries_within_its_noise(write_ladder) 
     last = records[len(tries) - 1].scout
     assert last is not None
     assert (last.over, round(last.ratio or 0, 3), last.carried) == ("b", 1.067, True)
-    assert measured_rungs(records) == ["a", "b", "e"]
+    assert rungs_of_rounds(records) == ["a", "b", "e"]
 
 
 @pytest.mark.parametrize(("second", "carried"), [(116.0, True), (100.0, False)])
@@ -330,12 +330,12 @@ def test_a_rung_that_seems_faster_within_the_noise_is_judged_by_two_windows(
 
     records = climb(ladder, run)
     assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1)]
-    assert measured_rungs(records) == (["a", "b"] if carried else ["a"])
+    assert rungs_of_rounds(records) == (["a", "b"] if carried else ["a"])
     row = scoreboard(records).rows[1]
     assert row.left_out != carried
     assert [r.rung for r in scoreboard(records).rows] == ["a", "b", "c", "d"]
     if not carried:
-        assert status_words(row) == "not carried: 1.03x, within noise"
+        assert why_not_counted(row) == "not carried: 1.03x, within noise"
 
 
 def test_the_best_is_not_tried_again_after_rungs_that_are_clearly_slower(write_ladder) -> None:
@@ -396,7 +396,7 @@ def test_a_run_with_second_tries_goes_on_with_what_is_missing(write_ladder, held
     # What is tried twice may differ, because the best is first tried again: the machine may have changed.
     assert {name for name, _ in tries_of(records)} == {"a", "b", "c", "d", "e"}
     assert len(set(tries_of(records))) == len(tries_of(records))
-    assert measured_rungs(records) == measured_rungs(whole) == ["a", "e"]
+    assert rungs_of_rounds(records) == rungs_of_rounds(whole) == ["a", "e"]
 
 
 def test_a_resumed_run_compares_with_the_best_as_it_is_now(ladder: Ladder) -> None:
@@ -410,7 +410,7 @@ def test_a_resumed_run_compares_with_the_best_as_it_is_now(ladder: Ladder) -> No
     go_on(ladder, records, lambda task: run(task, "before", 1.0), lambda task: task.rung.name == "c")
     go_on(ladder, records, lambda task: run(task, "after", 1.5))
     assert tries_of(records) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1), ("d", 1), ("b", 3)]
-    assert measured_rungs(records) == ["a", "b"]
+    assert rungs_of_rounds(records) == ["a", "b"]
 
 
 def test_tries_of_before_a_break_are_not_averaged_with_those_after_it(write_ladder) -> None:
@@ -464,7 +464,7 @@ def tried_together(records: list[Record]) -> list[tuple[list[str], bool]]:
 def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond_it(ladder: Ladder) -> None:
     records = climb(ladder, noisy(ladder, SMALL))
     assert tried_together(records) == [(["b", "c", "d"], True)]
-    assert measured_rungs(records) == ["a", "b", "c", "d"]
+    assert rungs_of_rounds(records) == ["a", "b", "c", "d"]
     board = scoreboard(records)
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
@@ -475,8 +475,8 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
 def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: Ladder) -> None:
     records = climb(ladder, noisy(ladder, {"attention": 1.015, "adamw": 1.015}))
     assert tried_together(records) == [(["b", "c", "d"], False)]
-    assert measured_rungs(records) == ["a"]
-    left_out = {row.rung: status_words(row) for row in scoreboard(records).rows if row.left_out}
+    assert rungs_of_rounds(records) == ["a"]
+    left_out = {row.rung: why_not_counted(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
     said = "Tried together, as each alone was within the noise: b, c, d: 1.03x, left out."
     assert said in [*findings(scoreboard(records))]
@@ -487,7 +487,7 @@ def test_what_was_carried_above_those_that_are_tried_together_stays(ladder: Ladd
     (joint,) = [r for r in records if r.scout and r.scout.together]
     assert (joint.rung, joint.toggles.as_toggles.vocab_multiple) == ("d", 64)
     assert tried_together(records) == [(["b", "c"], True)]
-    assert measured_rungs(records) == ["a", "b", "c", "d"]
+    assert rungs_of_rounds(records) == ["a", "b", "c", "d"]
 
 
 def test_one_rung_within_the_noise_is_not_tried_once_more(ladder: Ladder) -> None:
@@ -512,7 +512,7 @@ def test_of_rungs_that_set_one_toggle_the_faster_is_tried_with_the_others(write_
     gains: Gains = {"adamw": {"foreach": 1.03, "fused": 1.02}, "attention": 1.03}
     records = climb(ladder, noisy(ladder, gains))
     assert tried_together(records) == [(["b", "d"], True)]
-    assert measured_rungs(records) == ["a", "b", "d"]
+    assert rungs_of_rounds(records) == ["a", "b", "d"]
 
 
 def test_a_rung_whose_toggle_a_carried_one_sets_after_it_is_not_tried_with_others(write_ladder) -> None:
@@ -524,7 +524,7 @@ def test_a_rung_whose_toggle_a_carried_one_sets_after_it_is_not_tried_with_other
     gains: Gains = {"adamw": {"foreach": 1.03, "fused": 1.5}, "attention": 1.03, "vocab_multiple": 1.03}
     records = climb(ladder, noisy(ladder, gains))
     assert tried_together(records) == [(["d", "e"], True)]
-    assert measured_rungs(records) == ["a", "c", "d", "e"]
+    assert rungs_of_rounds(records) == ["a", "c", "d", "e"]
 
 
 def test_what_is_carried_together_is_what_a_second_try_stands_on(write_ladder) -> None:
@@ -546,7 +546,7 @@ def test_a_run_with_rungs_tried_together_goes_on_with_what_is_missing(ladder: La
     assert tried_together(whole)
     records = whole[:held]
     go_on(ladder, records, noisy(ladder, SMALL))
-    assert measured_rungs(records) == measured_rungs(whole)
+    assert rungs_of_rounds(records) == rungs_of_rounds(whole)
     assert len(tried_together(records)) == 1
 
 
@@ -578,7 +578,7 @@ def test_rungs_that_do_not_run_together_are_left_out_with_the_reason(ladder: Lad
         return made.model_copy(update=ended) if task.together else made
 
     records = climb(ladder, run)
-    assert measured_rungs(records) == ["a"]
+    assert rungs_of_rounds(records) == ["a"]
     assert exit_code(records) == 0
     (said,) = [line for line in findings(scoreboard(records)) if line.startswith("Tried together")]
     assert said.endswith(f"b, c, d: left out ({status_word(status)}).")
@@ -653,7 +653,7 @@ def test_a_break_between_the_first_rungs_two_tries_takes_a_third_to_know_the_noi
     go_on(ladder, records, run, lambda task: task.repetition == 2)
     go_on(ladder, records, run)
     assert tries_of(records)[:4] == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
-    assert measured_rungs(records) == ["a"]
+    assert rungs_of_rounds(records) == ["a"]
 
 
 def test_a_climb_that_leaves_a_rung_out_in_the_middle_says_that_rungs_keep_the_others(ladder: Ladder) -> None:

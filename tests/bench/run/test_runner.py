@@ -28,7 +28,7 @@ from bench.ladder.ladder import load
 from bench.process import supervisor
 from bench.process.shutdown import Stop
 from bench.process.supervisor import CACHE, CODE
-from bench.process.worker_side import compile_cache, compile_cache_filled
+from bench.process.worker_side import compile_cache, mark_compile_cache
 from bench.records.machine import GpuState, State
 from bench.records.measurement import Measurement
 from bench.records.record import Record, read
@@ -710,7 +710,7 @@ def test_a_cache_is_warm_only_where_all_code_came_into_it(
     monkeypatch.setenv(CACHE, str(tmp_path))
     monkeypatch.setenv(CODE, "mine")
     assert compile_cache() == state
-    assert compile_cache_filled() is bool(there)
+    assert mark_compile_cache() is bool(there)
     assert compile_cache() == ("warm" if there else "cold")
 
 
@@ -751,6 +751,25 @@ def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afte
     assert (judged.sm_clock_mhz, judged.other_processes) == (1000, 1)
 
 
+def test_who_else_uses_a_gpu_is_not_known_while_the_rung_is_at_work() -> None:
+    assert processes._together([look(other_processes=1)]).gpus[0].other_processes is None
+
+
+def test_a_process_that_failed_on_a_full_disk_says_that_it_is_full(
+    write_ladder, asked: ProbeResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches_of_workers(monkeypatch, "raise SystemExit('CppCompileError')")
+    monkeypatch.setattr(processes, "FULL", 2**60)
+    executor = processes.Executor(
+        load(write_ladder("[{name: a}]")), Options(out=tmp_path), tmp_path, "", asked, Silent()
+    )
+    record = executor.run(Task(kind="cumulative", rung=executor.ladder.rungs[0], repetition=1))
+    assert record.status == "failed"
+    assert str(record.error).startswith(
+        "the disk of temporary files is full (free some, or set TMPDIR): exit code 1: CppCompileError"
+    )
+
+
 def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -786,8 +805,8 @@ def test_a_machine_without_the_last_rung_s_device_is_described_by_the_last_that_
 
     monkeypatch.setitem(DEVICES, "cuda", Absent)
     monkeypatch.setitem(DEVICES, "mps", Present)
-    assert isinstance(_first_here(["cuda", "mps", "cpu"]), Present)
-    assert type(_first_here(["cuda"])) is Cpu
+    assert isinstance(_first_here(["cuda", "mps", "cpu"])[0], Present)
+    assert type(_first_here(["cuda"])[0]) is Cpu
 
 
 @pytest.mark.parametrize(("allocator", "told"), [("system", ["page faults: costly"]), ("thp", [])])

@@ -274,7 +274,7 @@ def test_threads_are_set_before_the_interpreter_starts(threads: int) -> None:
 
 def test_ranks_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr("gpt2.hardware.host.one_cpu_per_core", lambda: list(range(16)))
     assert environment(Toggles())["OMP_NUM_THREADS"] == "8"
     assert environment(Toggles(world_size=2))["OMP_NUM_THREADS"] == "4"
     assert environment(Toggles(world_size=99))["OMP_NUM_THREADS"] == "1"
@@ -385,7 +385,7 @@ def test_only_places_of_one_processor_each_tell_how_many_cores_there_are(
     monkeypatch: pytest.MonkeyPatch, places: str, cores: int
 ) -> None:
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr("gpt2.hardware.host.one_cpu_per_core", lambda: list(range(16)))
     monkeypatch.setenv("OMP_PLACES", places)
     assert usable_cores() == cores
 
@@ -422,3 +422,16 @@ def test_a_value_that_a_toggle_does_not_have_is_refused_wherever_toggles_are_mad
     (name, value), *_ = wrong.items()
     with pytest.raises(ValueError, match=f"{name}: {value!r} is not one of "):
         replace(Toggles(), **wrong)
+
+
+def test_two_hyperthreads_of_a_core_are_one_core_wherever_a_process_may_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    monkeypatch.setattr("gpt2.hardware.host.one_cpu_per_core", lambda: [0, 1])  # of processors 0, 1, 8 and 9
+    assert usable_cores() == 2
+
+
+def test_a_fraction_is_no_value_of_a_toggle() -> None:
+    with pytest.raises(ValueError, match=r"micro_batch_size 1\.5: should be a whole number"):
+        Toggles(micro_batch_size=1.5)  # type: ignore[arg-type]

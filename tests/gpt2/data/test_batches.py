@@ -438,6 +438,20 @@ def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_step_that_is_not_of_whole_sequences_is_refused() -> None:
+    corpus = open_corpus("synthetic", vocab_size=V)
+    for tokens in (0, 63, 100):
+        with pytest.raises(
+            DataError, match=f"{tokens} tokens per step: is no multiple of the 64 of a sequence"
+        ):
+            Batches(corpus, seq_len=64, tokens_per_step=tokens, seed=0)
+
+
+def test_the_place_of_a_corpus_may_be_given_as_text(tmp_path: Path) -> None:
+    nanogpt_shard(tmp_path / "train.bin", numbers(3000))
+    assert open_corpus("mine", vocab_size=V, path=str(tmp_path / "train.bin")).tokens == 3000
+
+
 def header(magic: int = MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     ints = np.zeros(256, dtype="<i4")
     ints[:3] = magic, version, tokens

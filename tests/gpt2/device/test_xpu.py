@@ -73,6 +73,13 @@ def test_more_ranks_than_gpus_are_refused(fake_xpu: SimpleNamespace) -> None:
         find(Toggles(device="xpu", world_size=3))
 
 
+def test_ranks_on_other_machines_need_no_gpu_here(
+    fake_xpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert find(Toggles(device="xpu", world_size=4)).refuses("world_size", Toggles(world_size=4)) is None
+
+
 @pytest.mark.parametrize(
     "changes", [{"attention": "flash"}, {"launch": "graph"}, {"allocator": "jemalloc"}, {"float8": "rowwise"}]
 )

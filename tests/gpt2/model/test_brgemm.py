@@ -210,7 +210,7 @@ def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
 
 
 def test_a_cpu_without_the_units_is_refused_with_what_to_choose(monkeypatch) -> None:
-    monkeypatch.setattr(host, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(host, "flags", lambda: frozenset({"avx2"}))
     monkeypatch.setattr(host.sys, "platform", "linux")
     monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
     with pytest.raises(

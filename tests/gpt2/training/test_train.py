@@ -19,8 +19,9 @@ from gpt2.config.tolerances import LOSS_TOLERANCE
 from gpt2.config.validation import ConfigError
 from gpt2.config.workload import Workload
 from gpt2.data.batches import Batches, open_corpus
+from gpt2.device import Cpu
 from gpt2.model.model import ATTENTION, by_heads
-from gpt2.training.train import Step, micro_batches
+from gpt2.training.train import Step, micro_batches, train
 
 STEPS = 8
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -86,6 +87,13 @@ def test_batches_of_another_size_than_the_toggles_take_are_refused() -> None:
     batches = Batches(open_corpus("synthetic", vocab_size=509), seq_len=64, tokens_per_step=4 * 64, seed=0)
     with pytest.raises(ConfigError, match="the batches have 4 sequences per step, and these toggles take 6"):
         micro_batches(batches, Toggles(micro_batch_size=2, grad_accum_steps=3))
+
+
+def test_micro_batches_of_another_shape_than_a_step_s_tokens_are_counted_by_are_refused() -> None:
+    shorter = torch.zeros(FOUR.sequences, WORKLOAD.seq_len // 2, dtype=torch.int64)
+    training = train(WORKLOAD, FOUR, Cpu(), [(shorter, shorter)])
+    with pytest.raises(ConfigError, match=r"a micro-batch is of shape \(4, 32\), and .* make \(4, 64\)"):
+        next(training)
 
 
 def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> None:

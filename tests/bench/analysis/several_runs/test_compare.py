@@ -11,6 +11,7 @@ from samples import MACHINE, append, measurement, record, step_of
 from scipy import stats as scipy_stats
 
 from bench.analysis.several_runs.compare import Comparison, Condition, compare, judge, sides
+from bench.errors import BenchError
 from bench.records.record import External, RecordError
 from bench.report.several_runs.comparison import comparison_table as table_of
 from bench.report.table import Table
@@ -254,13 +255,13 @@ def test_a_ratio_of_memory_bears_the_interval_that_a_gate_judges_by(tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["tps<-100%", "memory<-200%"])
 def test_a_condition_that_nothing_can_meet_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="nothing can fall by 100 % or more"):
+    with pytest.raises(BenchError, match="nothing can fall by 100 % or more"):
         Condition.parse(text)
 
 
 @pytest.mark.parametrize("text", ["tps", "tps<5", "loss<5%", "tps<-5%x", ""])
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write tps or memory"):
+    with pytest.raises(BenchError, match="write tps or memory"):
         Condition.parse(text)
 
 
@@ -311,5 +312,15 @@ def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason
 def test_a_gate_without_a_single_pair_is_one_clear_error(tmp_path: Path) -> None:
     append(tmp_path / "b.jsonl", record("other", 0, toggles=replace(BF16, compile="default")))
     found = compared(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
-    with pytest.raises(ValueError, match="nothing to judge"):
+    with pytest.raises(BenchError, match="nothing to judge"):
         judge([found], [Condition.parse("tps<-5%")])
+
+
+def test_a_folder_of_several_runs_beside_one_rung_is_refused(tmp_path: Path) -> None:
+    for folder in ("one", "many"):
+        (tmp_path / folder).mkdir()
+    append(tmp_path / "one" / "a.jsonl", record("a"))
+    for ladder in ("first", "second"):
+        append(tmp_path / "many" / f"{ladder}.jsonl", record("a", ladder=ladder))
+    with pytest.raises(RecordError, match=r"many: holds 2 runs, .*; name one file$"):
+        sides([str(tmp_path / "many"), f"{tmp_path / 'one' / 'a.jsonl'}:a"])

@@ -17,7 +17,7 @@ from samples import MACHINE, append, measurement, record, step_of
 from bench.analysis.select import load_boards
 from bench.analysis.several_runs.rungs import Chain, build_chain, load_baseline, rung_views
 from bench.format import training_time
-from bench.records.record import RecordError
+from bench.records.record import RecordError, Scout
 from bench.report.assembly import assemble
 from bench.report.export import frame
 from bench.report.page import page
@@ -147,14 +147,25 @@ def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: P
     assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
 
 
-def test_what_was_not_carried_is_counted_and_what_failed_is_shown() -> None:
+def test_what_was_tried_and_left_out_is_counted_and_not_shown() -> None:
     (board,), _ = load_boards([ROOT / "results/amd-epyc-25-17-1-x2/cpu-20261126T155125Z.jsonl"])
     first = next(rung for rung in rung_views(board) if rung.row.rung == "baseline")
     chain = build_chain([board], first)
     statuses = [row.rung.row.status for row in chain.rows]
-    assert (statuses.count("ok"), statuses.count("unsupported"), len(statuses)) == (5, 4, 9)
-    assert chain.not_carried == len(board.rows) - 9 == 16
-    assert "Left out: 16 rungs that were tried and not carried, being no faster." in table_of(chain).notes
+    assert statuses == ["ok"] * 5
+    assert chain.not_carried == len(board.rows) - 5 == 20
+    said = "Left out: 20 rungs that were tried and not carried: no faster, or not supported here."
+    assert said in table_of(chain).notes
+
+
+def test_a_try_that_ran_out_of_memory_has_its_row(tmp_path: Path) -> None:
+    large = replace(CUDA, micro_batch_size=512)
+    scout = Scout(over="CUDA", ratio=None, floor=0.01, carried=False, check="out_of_memory", reason="full")
+    path = run_of(tmp_path / "a.jsonl", ("CUDA", CUDA, (1e3,)))
+    append(path, record("large", 9, kind="scout", toggles=large, status="out_of_memory", scout=scout))
+    chain = chained(path, start=f"{path}:CUDA")
+    assert [row.rung.row.rung for row in chain.rows] == ["CUDA", "large"]
+    assert chain.not_carried == 0
 
 
 def test_memory_that_was_found_out_in_other_ways_is_said_not_to_compare(tmp_path: Path) -> None:

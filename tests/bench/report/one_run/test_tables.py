@@ -15,10 +15,11 @@ from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
-from bench.analysis.warnings import warnings
+from bench.analysis.warnings import disturbed, warnings
 from bench.format import number
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
+from bench.records.measurement import StoodStill
 from bench.records.record import Record, RecordError
 from bench.report.one_run.caption import caption
 from bench.report.one_run.tables import tables
@@ -667,6 +668,32 @@ def test_a_quick_run_does_not_hide_a_replicated_one_and_is_named(tmp_path: Path)
     assert warnings == [f"{tmp_path / 'quick.jsonl'} is newer but shorter and not shown; name it to see it"]
 
 
+def test_a_run_that_is_named_beside_its_folder_is_not_said_to_be_hidden(tmp_path: Path) -> None:
+    for n in (1, 2, 3):
+        append(tmp_path / "long.jsonl", record("long", repetition=n, time="2026-01-01T00:00:00+00:00"))
+    append(tmp_path / "quick.jsonl", record("quick", time="2026-01-02T00:00:00+00:00"))
+    passed_over: list[Scoreboard] = []
+    boards, warnings = load_boards([tmp_path, tmp_path / "quick.jsonl"], passed_over=passed_over)
+    assert [board.rows[0].rung for board in boards] == ["long", "quick"]
+    assert warnings == passed_over == []
+
+
+def test_a_file_of_tries_alone_says_how_to_go_on(tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", record(kind="scout"))
+    with pytest.raises(
+        RecordError, match=r"only short tries, no measured rung \(bench run LADDER --resume goes on\)"
+    ):
+        load_boards([tmp_path / "r.jsonl"])
+
+
+def test_each_disturbance_names_the_processes_that_it_befell() -> None:
+    still = measurement(stood_still=StoodStill(seconds=3.0, blocks=1, of_blocks=5, asleep=False))
+    records = [record("a", 0, measurement=still), record("b", 1, other_work_cores=1.0), record("c", 2)]
+    stood, other = disturbed(scoreboard(records))
+    assert stood.endswith("(in 1 of 3 processes: a in round 1)")
+    assert other.endswith("(in 1 of 3 processes: b in round 1)")
+
+
 def test_of_two_sweeps_the_newest_is_shown_however_many_batches_it_tried(tmp_path: Path) -> None:
     for index, rung in enumerate(("1", "2", "4")):
         append(tmp_path / "old.jsonl", record(rung, index, kind="sweep"))
@@ -804,11 +831,11 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     said = "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: 1.95x to 2.05x baseline (95 % interval)."
     assert said in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    assert "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: not at all yet; it takes 3 rounds and" in once
+    assert "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: not known; that takes 3 rounds and" in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     said = "Fastest: b, 144 tokens/s, 1.44x baseline. How sure: 0.14x to 14.88x baseline (95 % interval); "
     assert said in unsure
-    assert "; perhaps no faster than baseline." in unsure
+    assert "; not surely faster than baseline." in unsure
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
@@ -863,7 +890,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
     assert [row.rung for row in board.ties] == ["b"]
     assert "Fastest: c, 201 tokens/s, 2.01x baseline. How sure: " in to_markdown(board)
-    assert " (95 % interval); perhaps no faster than b." in to_markdown(board)
+    assert " (95 % interval); not surely faster than b." in to_markdown(board)
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
@@ -901,10 +928,10 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
 def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
     far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
     assert "Fastest: b, 2,098 tokens/s, 20.98x baseline. How sure: " in far
-    assert "perhaps no faster" not in far
+    assert "not surely faster" not in far
     near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
     assert "Fastest: b, " in near
-    assert "; perhaps no faster than baseline." in near
+    assert "; not surely faster than baseline." in near
 
 
 def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
@@ -914,8 +941,8 @@ def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
 
 def test_without_a_control_no_rung_is_surely_the_fastest() -> None:
     text = to_markdown(scoreboard(ladder()))
-    again = "it takes the first rung run again in each round (A/A control) to tell a difference"
-    assert f"Fastest: bfloat16, 1,000 tokens/s, 2.00x baseline. How sure: not at all yet; {again}" in text
+    again = "that takes the first rung run again in each round (A/A control)."
+    assert f"Fastest: bfloat16, 1,000 tokens/s, 2.00x baseline. How sure: not known; {again}" in text
 
 
 def numbered(*speeds: tuple[Toggles, float]) -> Scoreboard:

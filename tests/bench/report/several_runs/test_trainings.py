@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from places import REAL
 from typer.testing import CliRunner
 
 from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
+from bench.report.several_runs.published_scores import PUBLISHED
 from bench.report.several_runs.trainings import load, reference_lines, runs_in, tables
 from gpt2.pretrain.metrics import Event, MetricsFile
 
@@ -337,3 +340,22 @@ def test_a_run_that_is_named_twice_is_one(tmp_path: Path) -> None:
     run = written(tmp_path / "mine", LEG)
     (tmp_path / "link").symlink_to(run)
     assert [each.folder for each in load([run, tmp_path / "link", run])] == [run]
+
+
+def test_published_scores_are_those_of_the_reference() -> None:
+    path = REAL.parent / "reference" / "published.yaml"
+    if not path.is_file():
+        pytest.skip("the reference figures are not at hand")
+    stated = set()
+    for source in yaml.safe_load(path.read_text())["sources"]:
+        for row in [*source.get("openai_weights", ()), *source.get("full_runs", ())]:
+            how = row.get("dataset", "webtext"), row.get("style", "completion")
+            name = (source["source"], row["model"], *how)
+            if "hellaswag_acc" in row:
+                stated.add((*name, row["hellaswag_acc"], row["hellaswag_acc_norm"]))
+            elif "hellaswag" in row:
+                stated.add((*name, None, row["hellaswag"]))
+    told = [p for p in PUBLISHED if "plots" not in p.note]
+    ours = {(p.source, p.model, p.corpus, p.style, p.acc, p.acc_norm) for p in told}
+    assert len(stated) == 8
+    assert ours == stated

@@ -239,6 +239,16 @@ def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
     assert said == [f"micro_batch_size=2: not begun: {why}"]
 
 
+def test_a_resumed_sweep_begins_nothing_that_took_longer_before_than_there_is_time(write_ladder) -> None:
+    over = "toggles.adamw=for_loop,foreach,fused"
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    _, records, _ = drive(sweep(ladder, over), machine(), 4)
+    resumed = sweep(ladder, over, end=time.monotonic() + 50)
+    resumed.resume([record.model_copy(update={"process_seconds": 60.0}) for record in records])
+    assert next(resumed.tasks([], lambda _: None), None) is None
+    assert resumed.cut
+
+
 # Of two rounds of 5 each.
 @pytest.mark.parametrize(("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)])
 def test_what_a_budget_leaves_undone_is_counted(write_ladder, most: int, left: int) -> None:

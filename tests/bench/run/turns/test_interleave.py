@@ -65,6 +65,12 @@ def kept(out: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def works_at(process: psutil.Process, folder: Path) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.cwd() == str(folder)
+    return False
+
+
 def nobody_at(folder: Path) -> bool:
     """Whether no process works there."""
     return str(folder) not in [process.info["cwd"] for process in psutil.process_iter(["cwd"])]
@@ -242,6 +248,20 @@ def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
         assert said.count("starting other") == 1  # nor is it started again
     assert re.search(complaint, shown)
     until(lambda: nobody_at(tmp_path / "checkout"))
+
+
+@pytest.mark.slow
+def test_a_rung_that_fails_in_the_last_pairs_is_told_by_the_results_too(peer, tmp_path: Path) -> None:
+    ladder = peer(TRAINER, peer="own")
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "bench.cli", "turns", str(ladder), "--rounds", "10000", "--starts", "1"]
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stderr=subprocess.PIPE)
+    until(lambda: any(path.stat().st_size for path in out.rglob("turns-*.json")), process)
+    (trainer,) = [each for each in psutil.process_iter() if works_at(each, tmp_path / "checkout")]
+    trainer.kill()
+    process.communicate(timeout=600)
+    assert process.returncode == 6
+    assert "other" in kept(out)["groups"][0]["failed"]
 
 
 @pytest.mark.slow

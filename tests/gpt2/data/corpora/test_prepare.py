@@ -484,6 +484,22 @@ def test_a_shard_that_has_gone_is_said(corpus: str, tmp_path: Path) -> None:
         made(corpus, tmp_path / "out", shard_tokens=1000)
 
 
+def test_broken_off_after_its_first_shard_was_in_place_and_before_the_index_told_it_goes_on(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken_off(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gpt2.data.corpora.prepare._Job._keep", broken_off)
+        with pytest.raises(KeyboardInterrupt):
+            made(corpus, tmp_path / "out")
+    assert list((tmp_path / "out").glob("*.bin"))
+    made(corpus, tmp_path / "out")
+    made(corpus, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 @pytest.mark.parametrize(
     ("file", "content", "complaint"),
     [
