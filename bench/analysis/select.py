@@ -107,6 +107,9 @@ def load_boards(
         passed_over += [board for board, _ in unseen]
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
+    for place, board in enumerate(boards):
+        copies = [other for other in boards[:place] if other.records == board.records]
+        warnings += [f"{board.source} is a copy of {other.source}: one run, not two" for other in copies[:1]]
     not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:
         not_shown = [f"{len(not_shown)} other runs of these ladders are not shown; name a file to see it"]

@@ -204,7 +204,8 @@ def _ahead(pairs: Sequence[Result], floors: dict[int, float | None]) -> str:
     if len({pair.over for pair in compared}) > 1:
         faster = [pair.rung for pair in compared if pair.verdict == "faster"]
         all_faster = f"faster than their reference: {listed(faster)}" if faster else "none is surely faster"
-        return f"Gained most: {best.rung}, {times(r.value)} {best.over} {sure}; {all_faster}."
+        most = "Gained most" if r.value >= 1 else "Lost least"
+        return f"{most}: {best.rung}, {times(r.value)} {best.over} {sure}; {all_faster}."
     if r.value >= 1:
         return f"Ahead: {best.rung}, {times(r.value)} {best.over} {sure}."
     return f"Ahead: {best.over}; the next, {best.rung}, reaches {times(r.value)} of its speed {sure}."

@@ -95,7 +95,7 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
         tasks: dict[tuple[str, str], Scoreboard] = {}
         for board in boards:
             if tasks.setdefault((board.ladder, board.workload["model"]), board) is not board:
-                holds = f"holds runs of {board.ladder} on several machines"
+                holds = f"holds several runs of {board.ladder}, each in a folder of its own"
                 raise RecordError(f"{path}: {holds}; name a file or a folder")
         by_task.append(tasks)
     common = [task for task in by_task[0] if all(task in tasks for tasks in by_task)]

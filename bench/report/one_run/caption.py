@@ -324,8 +324,9 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
     if any(control and control.excludes_one for control in (board.control, board.last_control)):
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
+        below = f"differences below {whole_percent(board.delta)}" if board.delta < 1 else "all differences"
         yield (
-            f"Noise hides differences below {whole_percent(board.delta)}: quieten the machine "
+            f"Noise hides {below}: quieten the machine "
             f"(bench doctor), or run on ({'--repeats 10' if board.swept else '--until 2%'})."
         )
 

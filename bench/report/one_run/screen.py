@@ -120,9 +120,10 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     if again and board.delta is not None:
         yield f"Noise floor: from running the {' and the '.join(again)} rung again."
     if any(row.verdict == "unclear" for row in board.rows):
-        loud = board.delta is not None and board.delta > LOUD
-        noise = f"not wholly beyond {whole_percent(board.delta, '±')}"
-        yield f"Unclear: {noise if loud else 'may be a gain or a loss'}."
+        said = "may be a gain or a loss"
+        if board.delta is not None and board.delta > LOUD:
+            said = f"not wholly beyond {whole_percent(board.delta, '±') if board.delta < 1 else 'it'}"
+        yield f"Unclear: {said}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:

@@ -13,6 +13,7 @@ from scipy import stats as scipy_stats
 from bench.analysis.several_runs.compare import Comparison, Condition, compare, judge, sides
 from bench.errors import BenchError
 from bench.records.record import External, RecordError
+from bench.report.several_runs.comparison import comparison_brief
 from bench.report.several_runs.comparison import comparison_table as table_of
 from bench.report.table import Table
 from bench.stats import independent_ratio
@@ -324,3 +325,12 @@ def test_a_folder_of_several_runs_beside_one_rung_is_refused(tmp_path: Path) -> 
         append(tmp_path / "many" / f"{ladder}.jsonl", record("a", ladder=ladder))
     with pytest.raises(RecordError, match=r"many: holds 2 runs, .*; name one file$"):
         sides([str(tmp_path / "many"), f"{tmp_path / 'one' / 'a.jsonl'}:a"])
+
+
+def test_a_run_beside_its_copy_is_one_run_and_says_so(tmp_path: Path) -> None:
+    first = run_of(tmp_path / "a.jsonl")
+    (tmp_path / "copy.jsonl").write_bytes(first.read_bytes())
+    said = comparison_brief([compared(first, tmp_path / "copy.jsonl")]).warnings
+    assert f"{tmp_path / 'copy.jsonl'} is a copy of {first}: one run, not two." in said
+    other = comparison_brief([compared(first, run_of(tmp_path / "b.jsonl", run_id="other"))]).warnings
+    assert not any("copy" in line for line in other)

@@ -678,6 +678,15 @@ def test_a_run_that_is_named_beside_its_folder_is_not_said_to_be_hidden(tmp_path
     assert warnings == passed_over == []
 
 
+def test_a_copy_of_a_run_is_told_from_another_run(tmp_path: Path) -> None:
+    append(tmp_path / "a.jsonl", record("a"))
+    (tmp_path / "copy.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
+    append(tmp_path / "other.jsonl", record("a", run_id="other"))
+    files = [tmp_path / f"{name}.jsonl" for name in ("a", "copy", "other")]
+    _, warnings = load_boards(files)
+    assert warnings == [f"{files[1]} is a copy of {files[0]}: one run, not two"]
+
+
 def test_a_file_of_tries_alone_says_how_to_go_on(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record(kind="scout"))
     with pytest.raises(
