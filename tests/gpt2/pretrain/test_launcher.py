@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,9 +110,10 @@ class Steered:
         self.go.touch()
 
     def await_end_of(self, *numbers: int) -> None:
-        """Wait until these ranks have ended, which the launcher learns when it looks."""
+        """Wait until these ranks have ended, which the launcher learns when it looks, if it has not before."""
         for number in numbers:
-            os.waitid(os.P_PID, self.started[number].pid, os.WEXITED | os.WNOWAIT)
+            with contextlib.suppress(ChildProcessError):  # which the launcher has learnt already
+                os.waitid(os.P_PID, self.started[number].pid, os.WEXITED | os.WNOWAIT)
 
 
 AWAITS_GO = "while not os.path.exists(os.path.join(os.environ['PLACE'], 'go')): time.sleep(0.01)\n"
