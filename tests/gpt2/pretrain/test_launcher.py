@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -110,7 +110,7 @@ class Steered:
         self.go.touch()
 
     def await_end_of(self, *numbers: int) -> None:
-        """Wait until these ranks have ended, which the launcher learns when it looks, if it has not before."""
+        """Wait until these ranks have ended, which the launcher learns when it looks."""
         for number in numbers:
             with contextlib.suppress(ChildProcessError):  # which the launcher has learnt already
                 os.waitid(os.P_PID, self.started[number].pid, os.WEXITED | os.WNOWAIT)
