@@ -221,13 +221,13 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
             as_before = earlier is not None and earlier.evidence == proof.evidence
             if not proof.took_effect or as_before:
                 evidence = f"{proof.evidence}, as before" if proof.took_effect else proof.evidence
-                without_effect.append(f"{name}={getattr(toggles, name)} had no effect: {evidence}")
+                without_effect.append((f"{name}={getattr(toggles, name)}", evidence))
         if without_effect:
-            inert_rounds.append("; ".join(without_effect))
+            inert_rounds.append(without_effect)
     if not inert_rounds:
         return None
     some = f" in {len(inert_rounds)} of {len(measured)} rounds" if len(inert_rounds) < len(measured) else ""
-    return inert_rounds[0].replace(" had no effect:", f" had no effect{some}:")
+    return "; ".join(f"{toggle} had no effect{some}: {evidence}" for toggle, evidence in inert_rounds[0])
 
 
 def caveats_of(

@@ -199,6 +199,10 @@ class Scoreboard:
         """Whether both are of one run, so that their rounds are the same."""
         return self is other or (self.place is not None and self.place == other.place)
 
+    def is_copy_of(self, other: Scoreboard) -> bool:
+        """Whether another file holds the same records, so that both are one run."""
+        return not self.same_run(other) and self.records == other.records
+
     @property
     def own(self) -> Scoreboard:
         """The scoreboard without the rows of external rungs."""

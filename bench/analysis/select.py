@@ -108,7 +108,7 @@ def load_boards(
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
     for place, board in enumerate(boards):
-        copies = [other for other in boards[:place] if other.records == board.records]
+        copies = [other for other in boards[:place] if board.is_copy_of(other)]
         warnings += [f"{board.source} is a copy of {other.source}: one run, not two" for other in copies[:1]]
     not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:

@@ -105,7 +105,8 @@ def _said(row: Row, tps: Estimate) -> str:
     """What stands beside a bar: the speed, the speed-up over the rung before and its verdict."""
     if row.external:
         return f"{number(tps.value)}, another trainer"
-    word = verdict_word(row.verdict) if row.verdict else status_of(row).removeprefix("ok")
+    ran = row.status == "ok" and not row.expect  # which needs no word beside its speed
+    word = verdict_word(row.verdict) if row.verdict else "" if ran else status_of(row)
     gain = [times(row.gain.value), word] if row.gain else []
     return ", ".join(filter(None, [number(tps.value), *gain, "other maths" * row.other_maths]))
 

@@ -200,9 +200,9 @@ def _method(comparisons: Sequence[Comparison]) -> list[str]:
 
 def _warnings(comparison: Comparison) -> Iterator[str]:
     """What makes speeds or memory of pairs compare badly."""
-    first, other = comparison.first, comparison.other
-    if first.board.records == other.board.records and not first.board.same_run(other.board):
-        yield f"{other.board.source} is a copy of {first.board.source}: one run, not two."
+    first, other = comparison.first.board, comparison.other.board
+    if other.is_copy_of(first):
+        yield f"{other.source} is a copy of {first.source}: one run, not two."
     for pair in comparison.pairs:
         name, other = pair.first.rung, comparison.other.letter
         if pair.maths_differ:
