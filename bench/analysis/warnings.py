@@ -57,12 +57,9 @@ def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:
     for row in board.rows:
         if row.expect and row.tps and row.status == "ok":
             yield f"{row.rung}: {status_of(row)}"
-    for device, rate in board.beaten.items():
-        told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
-        yield f"{told}: that peak is wrong, so no MFU is shown; the speeds do not depend on it"
     for device, ceiling in board.ceilings.items():
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
-            yield f"the measured ceiling of this {device} drifted within the run; its share is rough"
+            yield f"the limit is rough: the measured ceiling of this {device} drifted within the run"
     if board.has_gaps:
         yield "not all rungs of the ladder were run; a row's changes are those from the row above it"
     for rung in board.records.rungs_of_rounds:
@@ -78,6 +75,9 @@ def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:
         yield from _of_process(record)
     if any(record.environment.dirty for record in records):
         yield f"measured on a changed checkout of commit {board.environment.commit}"
+    for device, rate in board.beaten.items():
+        told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
+        yield f"no MFU is shown: {told}, which is therefore wrong; no speed depends on it"
 
 
 def _of_process(record: Record) -> Iterator[str]:

@@ -42,7 +42,7 @@ Minutes = Annotated[
     typer.Option(
         min=0.1,
         callback=finite,
-        help="Take so much time: windows of 5 blocks, and rounds while there is time for another, or until "
+        help="Take so much time: windows of 3 blocks, and rounds while there is time for another, or until "
         "each ratio is known to 2 %.",
     ),
 ]
@@ -88,7 +88,7 @@ def load_with_options(
     minutes: float | None = None,
 ) -> tuple[Ladder, list[str]]:
     """Load the ladder with the options applied; return it and the overrides. Raises BenchError."""
-    from bench.ladder.ladder import LEAST_BLOCKS, load
+    from bench.ladder.ladder import FEWEST_BLOCKS, load
 
     overrides = as_overrides(set_, repeats)
     if until is not None:
@@ -99,8 +99,8 @@ def load_with_options(
         raise BenchError("--minutes chooses the number of blocks; leave out --set protocol.blocks")
     loaded = load(ladder, overrides)
     protocol, added = loaded.protocol, list[str]()
-    if minutes and protocol.blocks > LEAST_BLOCKS:
-        added.append(f"protocol.blocks={LEAST_BLOCKS}")
+    if minutes and protocol.blocks > FEWEST_BLOCKS:
+        added.append(f"protocol.blocks={FEWEST_BLOCKS}")
     # There are three times as many processes.
     if ablate and protocol.max_window_seconds > ABLATION_WINDOW:
         added.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")

@@ -40,7 +40,7 @@ def quick(
 ) -> None:
     """Measure how fast GPT-2 124M trains on this machine's best device, in a few minutes.
 
-    Three configurations take turns: plain; what most people switch on; the best that is known for this
+    Three configurations take turns: the baseline; what most people switch on; the best that is known for this
     machine (what bench run found here, else all that its kind supports), on a CPU with one sequence a step.
     Ends when the speed-ups are known to 5 %, or after --minutes, but not before three rounds if these take
     less than three times as long. The results are those of a ladder called quick.
@@ -102,7 +102,7 @@ def _for_this_machine(
             progress.note(f"a generated corpus is trained on: {error}")
     whole, _ = suited([Path(name) for name in DEVICES])
     top = whole.own[-1].toggles
-    plain, common, _ = ladder.rungs
+    baseline, common, _ = ladder.rungs
     device = {"device": top.device, "adamw": whole.own[0].toggles.adamw}
     chosen = replace(
         common.toggles,
@@ -111,7 +111,7 @@ def _for_this_machine(
         compile=common.toggles.compile if top.compile != "eager" else "eager",
     )
     own = {
-        plain.name: ladder.settings(plain.toggles, replace(plain.toggles, **device)),
+        baseline.name: ladder.settings(baseline.toggles, replace(baseline.toggles, **device)),
         common.name: ladder.settings(common.toggles, chosen),
     }
     known = load(whole.path)

@@ -23,10 +23,9 @@ from gpt2.config.workload import STRICT, Workload
 from gpt2.hardware import peaks
 
 LEAST_BLOCKS = 5
-"""Blocks that a window has however long they take, unless the ladder asks for fewer.
-
-Fewer would not show how evenly the machine ran; where rounds are short and many, they show it.
-"""
+"""Blocks that a window has however long they take, unless the ladder asks for fewer."""
+FEWEST_BLOCKS = 3
+"""The fewest that can be asked for: of fewer, none that was disturbed would stand out."""
 MOST_FILE_NAME = 160
 """Most bytes of the ladder's name in a file name."""
 LONGEST_NAME = 100
@@ -50,7 +49,7 @@ class Protocol:
     block_seconds: float = 1.0
     """Approximate length of a block; the device is synchronised at block ends only."""
     blocks: int = 10
-    """Number of blocks in the timed window, at least 3."""
+    """Number of blocks in the timed window, at least FEWEST_BLOCKS."""
     max_window_seconds: float = 90.0
     """Limit of the window, which then has fewer blocks, but at least 5 (or `blocks`, if that is less)."""
     timeout_seconds: float = 900.0
@@ -73,7 +72,12 @@ class Protocol:
 
     def __post_init__(self) -> None:
         not_negative = dict.fromkeys(("min_warmup_seconds", "loss_steps", "ceiling_seconds"), 0)
-        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 3, **not_negative}.items():
+        for name, least in {
+            "repeats": 1,
+            "min_warmup_steps": 1,
+            "blocks": FEWEST_BLOCKS,
+            **not_negative,
+        }.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):

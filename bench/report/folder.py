@@ -91,7 +91,7 @@ def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> I
     """A table of the fastest run of each machine and model. page_of: the page of a run, by its id()."""
     yield "The fastest run of each machine and model; ?: its lead over the other rungs may be noise."
     yield ""
-    yield "| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"
+    yield "| machine | model | rung | tokens/s | over first | MFU or share of limit |"
     yield "|---|---|---|--:|--:|--:|"
     ranked = sorted(boards, key=lambda board: (task_title(board), -_most(board)))
     seen: set[tuple[str, str]] = set()
@@ -107,7 +107,7 @@ def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> I
             markdown(task_title(board)),
             f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
             f"{number(fastest.mean_tps)}{', interrupted' if board.interrupted else ''}",
-            f"{times(over.value)} {markdown(board.rows[0].rung)}" if over else DASH,
+            f"{times(over.value)} over {markdown(board.rows[0].rung)}" if over else DASH,
             limit_of(board, fastest) or DASH,
         ]
         yield f"| {' | '.join(cells)} |"

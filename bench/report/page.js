@@ -96,12 +96,13 @@ function shortened(text, width) {
 
 // rows: {name, bar, points: [[value, low, high, shape]], text, kind, says, pick}. unit: what the axis shows. wide:
 // whether values that lie far apart have a logarithmic scale. ratios: whether 1 is shown. band: from and to of what is within noise.
-function chart(place, rows, {unit, wide = false, ratios = false, band = null, label}) {
+// limit: a value that is marked across all rows.
+function chart(place, rows, {unit, wide = false, ratios = false, band = null, limit = null, label}) {
   const redraw = () => {
     const width = place.clientWidth;
     if (!width) return;
     const narrow = width < WIDE, high = narrow ? 40 : 26, name = narrow ? 0 : Math.min(width * 0.36, 12 + Math.max(...rows.map((row) => lengthOf(row.name))));
-    const ends = [...rows.flatMap((row) => [row.bar, ...(row.points ?? []).flatMap((point) => point.slice(0, 3))]), ...(ratios ? [1, ...(band ?? [])] : [])].filter((x) => typeof x === "number" && x > 0);
+    const ends = [...rows.flatMap((row) => [row.bar, ...(row.points ?? []).flatMap((point) => point.slice(0, 3))]), ...(ratios ? [1, ...(band ?? [])] : []), limit].filter((x) => typeof x === "number" && x > 0);
     if (!ends.length) return;
     const most = Math.max(...ends, 0), few = Math.min(...ends), bars = rows.some((row) => row.bar);
     const log = wide && (!bars || most > 5 * few), least = log ? (bars ? 10 ** Math.floor(Math.log10(few * 0.9)) : few * 0.9) : 0;
@@ -118,6 +119,10 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, la
       if (x(value) + half > width || x(value) - half < Math.max(last, 0)) continue;
       last = x(value) + half + 8;
       svg.append(drawn("text", {class: "key", x: x(value), y: foot + 16, "text-anchor": "middle"}, value.toLocaleString("en")));
+    }
+    if (limit) {
+      svg.append(drawn("path", {class: "limit", d: `M${x(limit)} 0V${foot + 4}`}));
+      svg.append(drawn("text", {class: "key", x: x(limit), y: foot + 31, "text-anchor": "middle"}, `limit ${Math.round(limit).toLocaleString("en")}`));
     }
     svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? bars ? ", each line ten times the one before" : ", logarithmic scale" : ""}`));
     rows.forEach((row, number) => {
@@ -219,7 +224,7 @@ function climb() {
     kind: kindOf(row),
     says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
     pick: (number) => detail(row, number),
-  })), {unit: "tokens per second", label: `Tokens per second of ${run.title}`});
+  })), {unit: "tokens per second", limit: run.limit, label: `Tokens per second of ${run.title}`});
 }
 
 // number: of the row's bar, to which closing the detail leads back.
@@ -268,19 +273,6 @@ function machines() {
   }
 }
 
-// What a tab says of a run that did not measure this, with a way to those that did.
-function elsewhere(place, what, has) {
-  place.replaceChildren(element("p", `This run did not measure ${what}.`));
-  const others = data.runs.map((other, number) => [other, number]).filter(([other]) => has(other));
-  if (others.length) place.append(element("p", "These runs did:"));
-  for (const [other, number] of others) {
-    const button = element("button", other.title);
-    button.type = "button";
-    button.addEventListener("click", () => take(number));
-    place.append(button, " ");
-  }
-}
-
 function attribution() {
   const place = at("attributed"), chartPlace = document.createElement("div");
   const measured = run.attribution.length > 0, labels = run.gains;
@@ -298,14 +290,26 @@ function attribution() {
   })), {unit: "times as many tokens per second", wide: true, ratios: true, band: run.band, label: `What each change buys in ${run.title}`});
 }
 
+// Of the run, or else of one on the same machine.
 function trainers() {
-  const place = at("beside"), others = run.rows.filter((row) => row.other_trainer);
-  if (!others.length) return elsewhere(place, "other trainers", (other) => other.rows.some((row) => row.other_trainer));
+  const place = at("beside"), has = (other) => other.rows.some((row) => row.other_trainer);
+  const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && has(other));
+  if (!shown) {
+    const others = [...data.runs.entries()].filter(([, other]) => has(other));
+    place.replaceChildren(element("p", `No run on this machine measured other trainers.${others.length ? " These did:" : ""}`));
+    for (const [number, other] of others) {
+      const button = element("button", other.title);
+      button.type = "button";
+      button.addEventListener("click", () => take(number));
+      place.append(button, " ");
+    }
+    return;
+  }
   const chartPlace = document.createElement("div");
-  const rows = run.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
-  place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${run.ours ? ` (${run.ours})` : ""}.`, "small"), chartPlace);
+  const rows = shown.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
+  place.replaceChildren(element("h2", `Other trainers beside ours: ${shown.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${shown.ours ? ` (${shown.ours})` : ""}.`, "small"), chartPlace);
   chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : row.sound ? "bar" : "failed"})),
-    {unit: "tokens per second", label: `Tokens per second of trainers in ${run.title}`});
+    {unit: "tokens per second", label: `Tokens per second of trainers in ${shown.title}`});
 }
 
 function published() {
@@ -340,7 +344,7 @@ const shownTab = () => document.querySelector("[role=tab][aria-selected=true]").
 function choose(number) {
   run = data.runs[number];
   made = new Set([...made].filter((name) => name === "machines" || name === "published"));
-  show(shownTab());
+  toTab(shownTab());
 }
 
 function take(number) {
@@ -348,9 +352,22 @@ function take(number) {
   choose(number);
 }
 
+// The page's address names the tab and the run, so that a link leads to what is shown: #trainers=results%2FFILE
 function toTab(name) {
   show(name);
-  history.replaceState(null, "", `#${name}`);
+  const chosen = run && run !== data.runs[data.chosen] ? `=${encodeURIComponent(run.file)}` : "";
+  history.replaceState(null, "", `#${name}${chosen}`);
+}
+
+function fromAddress() {
+  const [tab, file] = location.hash.slice(1).split("=");
+  const number = data.runs.findIndex((each) => encodeURIComponent(each.file) === file);
+  if (number >= 0) {
+    run = data.runs[number];
+    at("run").value = number;
+    made = new Set();
+  }
+  show(tab in TABS ? tab : run ? "climb" : "published");
 }
 
 document.querySelector("[role=tablist]").hidden = false;
@@ -364,10 +381,10 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     toTab(next.id.slice(4));
   });
 }
-window.addEventListener("hashchange", () => { if (location.hash.slice(1) in TABS) show(location.hash.slice(1)); });
+window.addEventListener("hashchange", () => { if (location.hash.slice(1).split("=")[0] in TABS) fromAddress(); });
 at("run")?.addEventListener("change", (event) => choose(Number(event.target.value)));
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
 at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
 window.addEventListener("beforeprint", () => { for (const table of document.querySelectorAll("details.table")) table.open = true; });
 for (const event of ["resize", "beforeprint"]) window.addEventListener(event, () => show(shownTab()));
-show(location.hash.slice(1) in TABS ? location.hash.slice(1) : run ? "climb" : "published");
+fromAddress();

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
-from bench.analysis.row import Row
+from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.rungs import RungView, by_speed, fastest_rung
@@ -38,7 +38,6 @@ from bench.report.assembly import Report
 from bench.report.one_run.caption import first_step_tokens
 from bench.report.one_run.peers import peer_results
 from bench.report.one_run.screen import (
-    CEILING,
     MFU,
     fastest_of_first_step,
     findings,
@@ -115,11 +114,13 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "machine": plain(board.environment.machine),
         "hardware": plain(hardware),
         "about": plain(title(board)),
+        "file": board.source.as_posix() if board.source else plain(board.title),
+        "limit": limit_tps(board, board.fastest) if board.fastest else None,
         "swept": board.swept,
         "keeps": keeps(board) or _values(board),
         "answer": list(_answer(board)),
         "findings": [
-            plain(line) for line in (*marks(board), *findings(board, price_per_hour, settings=True))
+            plain(line) for line in (*findings(board, price_per_hour, settings=True), *marks(board))
         ],
         "warnings": [plain(line) for line in warnings_by_weight(board)],
         "rows": [_row(board, row, peers.get(row.index)) for row in board.rows],
@@ -164,6 +165,7 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
     records = board.records_of(row)
     words, (of, share), over_first = why_not_counted(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
+    short = status_of(row) if words else "a warning is about it"
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
@@ -180,7 +182,9 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
         "label": values or plain(row.rung),
         "other_trainer": row.external is not None,
         "sound": words is None and not row.caveats,
-        "words": plain(f"{number(row.tps.value)}, {not_counted}" if row.tps and not_counted else words or ""),
+        "words": plain(
+            f"{number(row.tps.value)}, not counted: {short}" if row.tps and not_counted else words or ""
+        ),
         "tps": _bounds(row.tps),
         "gain": _bounds(row.gain),
         "said": f"{number(row.tps.value)}{_gain(row)}" if row.tps else "",
@@ -199,7 +203,7 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
 def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
     """What a rung's speed is a share of, and the share; it is empty where it is not known."""
     name, share = share_of_limit(board)
-    of = {CEILING: "of this machine's fastest matmul", MFU: "of the chip's peak (MFU)"}.get(name, name)
+    of = "of the chip's peak (MFU)" if name == MFU else name
     return of, whole_percent(share(row))
 
 

@@ -290,7 +290,7 @@ def fastest_in_words(board: Scoreboard, best: Row, *, signs: bool = True) -> str
     first = plain(board.rows[0].rung)
     if board.swept:
         first = "the first row" if signs else "the first candidate"
-    times_first = f", {times(over.value)} {first}" if over else ""
+    times_first = f", {times(over.value)} over {first}" if over else ""
     return f"Fastest: {speed_and_mark}{times_first}"
 
 
@@ -312,7 +312,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
         return f"not known; that takes {rounds}{again}"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
-        over = "" if board.swept else f" {plain(board.rows[0].rung)}"
+        over = "" if board.swept else f" over {plain(board.rows[0].rung)}"
         words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval)")
     if ties := board.ties:
         words.append(f"not surely faster than {listed([row.rung for row in ties])}")

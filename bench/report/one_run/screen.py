@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.row import NOT_CARRIED, Row, status_of
-from bench.analysis.run_records import group_by, varying
+from bench.analysis.run_records import group_by, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
@@ -55,14 +55,14 @@ from bench.report.one_run.caption import (
 from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title, task_title
-from bench.stats import LOUD
+from bench.stats import LOUD, paired_ratio
 
 BAR_COLUMNS = 10
-FEW, SOME = 4, 8
+FEW, SOME = 4, 12
 """Numbers of rows up to which there is room to say of each what it switches on, and of the fastest."""
 EIGHTHS = " ▏▎▍▌▋▊▉"
-MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
-"""What a share of the limit may be of; see share_of_limit()."""
+MFU, OF_LIMIT, DERIVED_MFU = "MFU", "of limit", "MFU, derived"
+"""What a rung's speed may be compared with; see share_of_limit()."""
 
 
 def screen(
@@ -120,10 +120,10 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     if again and board.delta is not None:
         yield f"Noise floor: from running the {' and the '.join(again)} rung again."
     if any(row.verdict == "unclear" for row in board.rows):
-        said = "may be a gain or a loss"
+        noise = ""
         if board.delta is not None and board.delta > LOUD:
-            said = f"not wholly beyond {whole_percent(board.delta, '±') if board.delta < 1 else 'it'}"
-        yield f"Unclear: {said}."
+            noise = f", for its interval is not wholly beyond {_noise(board.delta)}"
+        yield f"Unclear: may be a gain or a loss{noise}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -154,13 +154,16 @@ def title(board: Scoreboard) -> str:
         f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
     if board.delta is not None:
-        noise = whole_percent(board.delta, "±") if board.delta < 1 else "above 100 %"
-        parts.append(f"noise floor {noise}")
+        parts.append(f"noise floor {_noise(board.delta)}")
     return " · ".join(parts)
 
 
+def _noise(delta: float) -> str:
+    return whole_percent(delta, "±") if delta < 1 else "100 % and more"
+
+
 def limit_of(board: Scoreboard, row: Row) -> str:
-    """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
+    """A rung's share of the peak or of the limit, with which it is; empty where neither is known."""
     name, share = share_of_limit(board)
     return f"{whole_percent(share(row))} {name}" if share(row) is not None else ""
 
@@ -223,25 +226,20 @@ def _in_place(row: Row) -> str | None:
 def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
     """The share that tells how near a rung is to the limit: its title, and the share of a row.
 
-    That is of the chip's peak by its datasheet, else of what was measured here, else of a derived peak.
+    That is of the chip's peak by its datasheet, else of the fastest rung's limit by the rates measured here,
+    else of a derived peak.
     """
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
         return MFU, lambda row: row.mfu
-    if any(row.ceiling_share is not None for row in board.rows):
-        return CEILING, lambda row: row.ceiling_share
+    if (best := board.fastest) and (most := limit_tps(board, best)):
+        return OF_LIMIT, lambda row: row.tps and row.mean_tps / most
     return DERIVED_MFU, lambda row: row.mfu
 
 
 def _share_of(board: Scoreboard) -> str:
-    """What share_of_limit() is a share of; empty where its title says so."""
+    """What share_of_limit() is a share of; empty where its title or the line on the limit says so."""
     name, _ = share_of_limit(board)
-    if name == MFU:
-        return "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
-    if name == DERIVED_MFU:
-        return ""
-    best = max(ceiling.rate for ceiling in board.ceilings.values())
-    fastest = f"this machine's fastest matmul ({best / 1e12:.3g} TFLOP/s)"
-    return f"{CEILING}: share of the FLOP/s of {fastest}."
+    return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
 def why_not_counted(row: Row) -> str | None:
@@ -272,7 +270,7 @@ def findings(
     if best is None:
         yield from _left_out(board)
         return
-    time = f"Training on 10B tokens: {training_time(TOKENS, best.mean_tps)}"
+    time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
         time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     if board.swept:
@@ -285,13 +283,13 @@ def findings(
             over = f", {judged_briefly(alike.speedup, None)}" if alike.speedup else ""
             yield f"With {first_step_tokens(board):,} tokens per step: {rung_and_speed(alike)}{over}."
         if not board.swept:
-            steps = [f"{plain(row.rung)} {bare_ratio(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
-                yield f"Largest sure gains: {'; '.join(steps) or 'none beyond the noise'}."
+                yield f"Largest sure gains: {_gained(board, best)}."
     if most := limit_tps(board, best):
-        least = f"{number(most)} tokens/s by matmuls, attention and AdamW alone"
-        yield f"Limit: {least}; the fastest reaches {whole_percent(best.mean_tps / most)}."
+        reached = f"{whole_percent(best.mean_tps / most)} reached"
+        least = "matmuls, attention and AdamW alone, at their best here"
+        yield f"Limit: {number(most)} tokens/s by {least}; {reached}."
     else:
         yield "Limit: not measured here (bench roofline)."
     if spent := _most_spent(board, best):
@@ -321,21 +319,15 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
-        yield f"Tried once or twice, no sure gain, left out: {'; '.join(said)}."
+        yield f"Tried, no sure gain, left out: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
-        names = plain(listed(scout.together))
-        yield f"Each alone within the noise, so tried together: {names}: {ratio}{came}."
-    refused = [
-        f"{name} ({plain(rows[0].why)})"
-        for name, rows in tries.items()
-        if all(row.status == "unsupported" for row in rows)
-    ]
-    if refused:
-        yield f"Not supported here, or not with what was kept: {'; '.join(refused)}."
+        ratio = f", as one try gave {times(scout.ratio)}" if scout.ratio is not None else ""
+        yield f"Each within the noise, so tried together and {came}{ratio}: {plain(listed(scout.together))}."
+    if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
+        yield f"Not possible on this machine, or with what was kept: {listed(refused)}."
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -366,6 +358,20 @@ def most_gained(board: Scoreboard) -> list[Row]:
     return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
+def _gained(board: Scoreboard, best: Row) -> str:
+    """What gained most over the rung before, and what all rungs after the last of those gained together."""
+    gained = most_gained(board)
+    said = [f"{plain(row.rung)} {bare_ratio(row.gain)}" for row in gained]
+    last = max(gained, key=lambda row: row.index, default=None)
+    between = [row for row in board.taken if last and last.index < row.index <= best.index]
+    if last and len(between) > 1:
+        speeds, before = (tps_by_round(board.records_of(row)) for row in (best, last))
+        said.append(
+            f"all after {plain(last.rung)} together {judged_briefly(paired_ratio(speeds, before), None)}"
+        )
+    return "; ".join(said) or "none beyond the noise"
+
+
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     """Kinds of work that take most of a step, with their shares."""
     records = board.records_of(row)
@@ -374,11 +380,13 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     whole = median(sum(kinds.values()) for kinds in profiled(records).values())
     shares = [(kind, seconds / whole) for kind, seconds in largest]
     words = {"products": "matmuls", "optimizer": "AdamW"}
-    return [
+    said = [
         f"{words.get(kind, WORK[kind][0].lower())} {whole_percent(share)}"
         for kind, share in shares
         if share >= 0.05
     ]
+    rest = 1 - sum(share for _, share in shares if share >= 0.05)
+    return [*said, f"all else {whole_percent(rest)}"] if rest >= 0.01 else said
 
 
 def marks(board: Scoreboard) -> Iterator[str]:
@@ -387,7 +395,7 @@ def marks(board: Scoreboard) -> Iterator[str]:
     if "†" in shown:
         others = dict.fromkeys(row.tokens_per_step for row in board.taken if "†" in mark(row, board))
         sizes = " or ".join(f"{size:,}" for size in others) if len(others) <= 2 else "Other numbers of"
-        yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}: losses do not compare."
+        yield f"† {sizes} tokens per step, not {first_step_tokens(board):,}, so losses do not compare."
     if "*" in shown:
         yield "* Changes the maths: another training, never called the fastest."
     if "!" in shown:

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
-from bench.report.one_run.screen import CEILING, DERIVED_MFU, MFU, limit_tps, most_gained, share_of_limit
+from bench.report.one_run.screen import DERIVED_MFU, MFU, OF_LIMIT, limit_tps, most_gained, share_of_limit
 from bench.report.plots import style
 from bench.report.titles import machine_title
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict
@@ -166,7 +166,7 @@ def panels(board: Scoreboard) -> Figure | None:
 
 LIMITS = {
     MFU: "MFU, % of bf16 peak",
-    CEILING: "% of the measured ceiling",
+    OF_LIMIT: "% of the limit",
     DERIVED_MFU: "MFU, % of bf16 peak, derived peak",
 }
 """Label of an axis, by what its shares are of."""

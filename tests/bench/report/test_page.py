@@ -14,6 +14,7 @@ from places import ROOT
 from samples import MACHINE, measurement, record, records_of
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import load_boards
 from bench.records.published import read_published
 from bench.report.assembly import assemble
 from bench.report.page import page
@@ -171,7 +172,31 @@ def test_tables_over_all_runs_are_folded_until_they_are_opened_or_printed(shown:
 
 def test_a_run_without_other_trainers_says_so(shown: Any) -> None:
     shown.click("#tab-trainers")
-    assert shown.inner_text("#beside").strip() == "This run did not measure other trainers."
+    assert "No run on this machine measured other trainers." in shown.inner_text("#beside")
+
+
+def test_other_trainers_are_shown_of_another_run_on_the_same_machine(browser: Any, tmp_path: Path) -> None:
+    folder = ROOT / "results" / "amd-epyc-26-2-1-x2"
+    runs = [folder / "cpu-20261125T050205Z.jsonl", folder / "peers-cpu-20261125T065132Z.jsonl"]
+    file = tmp_path / "index.html"
+    file.write_text(page(assemble(load_boards(runs)[0], [])), encoding="utf-8")
+    with browser.new_page() as tab:
+        tab.goto(file.as_uri())
+        assert tab.locator("#run option:checked").inner_text().startswith("cpu ")
+        tab.click("#tab-trainers")
+        assert "peers-cpu on amd-epyc-26-2-1-x2" in tab.inner_text("#beside")
+        assert tab.locator("#beside rect.other").count() > 3
+
+
+def test_the_address_names_the_tab_and_the_run_so_that_a_link_leads_to_both(shown: Any) -> None:
+    shown.select_option("#run", "0")
+    shown.click("#tab-attribution")
+    address, heading = shown.url, shown.inner_text("#attributed h2")
+    shown.goto("about:blank")
+    shown.goto(address)
+    assert shown.locator("[role=tab][aria-selected=true]").inner_text() == "Attribution"
+    assert shown.inner_text("#attributed h2") == heading
+    assert shown.locator("#run option:checked").get_attribute("value") == "0"
 
 
 def test_changes_that_were_not_measured_alone_are_shown_in_the_ladder_s_order(shown: Any) -> None:

@@ -216,14 +216,14 @@ def test_a_panel_of_which_nothing_is_known_is_not_drawn() -> None:
     assert shown == ["tokens per second", "speed-up over the first rung"]
 
 
-def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_measured_ceiling() -> None:
+def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_limit_by_measured_rates() -> None:
     derived = measurement(100.0, peak_flops_kind="derived")
     square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
     rates = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
     ceiling = record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=rates)
     figure = panels(scoreboard([record(measurement=derived), ceiling]))
     assert figure is not None
-    assert "% of the measured ceiling" in [axes.get_xlabel() for axes in figure.axes]
+    assert "% of the limit" in [axes.get_xlabel() for axes in figure.axes]
     assert "MFU" not in words(figure)
 
 

@@ -413,7 +413,9 @@ def test_a_derived_peak_that_a_matmul_beat_is_withdrawn_with_the_reason() -> Non
     board = scoreboard([ceiling(400.0), record(measurement=derived)])
     assert (board.peaks, board.rows[0].mfu) == ({}, None)
     (line,) = [each for each in warnings(board) if "derived for this" in each]
-    assert line.startswith("a matmul ran at 400 TFLOP/s, above the peak derived for this cuda")
+    assert line.startswith(
+        "no MFU is shown: a matmul ran at 400 TFLOP/s, above the peak derived for this cuda"
+    )
     absent = "MFU is absent: a matmul here beat the derived peak"
     assert any(line.startswith(absent) for line in caption(board))
     assert "do not rank this MFU" not in to_markdown(board)
@@ -837,12 +839,20 @@ def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
 
 def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_faster_for_sure() -> None:
     sure = to_markdown(rounds_of((100, 200, 100), (100, 202, 101), (100, 198, 100)))
-    said = "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: 1.95x to 2.05x baseline (95 % interval)."
+    said = (
+        "Fastest: b, 200 tokens/s, 2.00x over baseline. "
+        "How sure: 1.95x to 2.05x over baseline (95 % interval)."
+    )
     assert said in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    assert "Fastest: b, 200 tokens/s, 2.00x baseline. How sure: not known; that takes 3 rounds and" in once
+    assert (
+        "Fastest: b, 200 tokens/s, 2.00x over baseline. How sure: not known; that takes 3 rounds and" in once
+    )
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
-    said = "Fastest: b, 144 tokens/s, 1.44x baseline. How sure: 0.14x to 14.88x baseline (95 % interval); "
+    said = (
+        "Fastest: b, 144 tokens/s, 1.44x over baseline. "
+        "How sure: 0.14x to 14.88x over baseline (95 % interval); "
+    )
     assert said in unsure
     assert "; not surely faster than baseline." in unsure
 
@@ -898,7 +908,7 @@ def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
 def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
     assert [row.rung for row in board.ties] == ["b"]
-    assert "Fastest: c, 201 tokens/s, 2.01x baseline. How sure: " in to_markdown(board)
+    assert "Fastest: c, 201 tokens/s, 2.01x over baseline. How sure: " in to_markdown(board)
     assert " (95 % interval); not surely faster than b." in to_markdown(board)
 
 
@@ -936,7 +946,7 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
 
 def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
     far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
-    assert "Fastest: b, 2,098 tokens/s, 20.98x baseline. How sure: " in far
+    assert "Fastest: b, 2,098 tokens/s, 20.98x over baseline. How sure: " in far
     assert "not surely faster" not in far
     near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
     assert "Fastest: b, " in near
@@ -951,7 +961,7 @@ def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
 def test_without_a_control_no_rung_is_surely_the_fastest() -> None:
     text = to_markdown(scoreboard(ladder()))
     again = "that takes the first rung run again in each round (A/A control)."
-    assert f"Fastest: bfloat16, 1,000 tokens/s, 2.00x baseline. How sure: not known; {again}" in text
+    assert f"Fastest: bfloat16, 1,000 tokens/s, 2.00x over baseline. How sure: not known; {again}" in text
 
 
 def numbered(*speeds: tuple[Toggles, float]) -> Scoreboard:
