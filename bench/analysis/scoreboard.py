@@ -164,10 +164,12 @@ class Scoreboard:
             return True
         wanted = max(self.rounds, self.planned_rounds)
         rounds: dict[tuple[str, int], set[int]] = {}
+        refused = {
+            (r.kind, r.rung_index) for r in self.records if r.status == "unsupported"
+        }  # tried once only
         for record in self.records:
-            rounds.setdefault((record.kind, record.rung_index), set()).add(record.repetition)
-            if record.status == "unsupported":  # tried once only
-                rounds[record.kind, record.rung_index] |= set(range(1, wanted + 1))
+            if (process := (record.kind, record.rung_index)) not in refused:
+                rounds.setdefault(process, set()).add(record.repetition)
         # Where time is short the ceiling is measured once.
         ceilings = {1} if self.records[-1].protocol.get("control") == "last" else {1, wanted}
         for (kind, _), done in rounds.items():
@@ -178,8 +180,8 @@ class Scoreboard:
             if kind in ABLATION and len(done) < max(done):
                 return True
         carried = carried_rungs(self.records)
-        indices = {record.rung_index for record in self.records if record.rung in carried}
-        if any(len(rounds.get(("cumulative", index), ())) < wanted for index in indices):
+        to_run = {("cumulative", record.rung_index) for record in self.records if record.rung in carried}
+        if any(len(rounds.get(process, ())) < wanted for process in to_run - refused):
             return True
         controls = [done for (kind, _), done in rounds.items() if kind == "control"]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.

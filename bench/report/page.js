@@ -212,8 +212,9 @@ function climb() {
   at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   at("warned").hidden = !run.warnings.length;
-  at("warned").firstChild.textContent = `${run.warnings.length} warning${run.warnings.length === 1 ? "" : "s"} about these figures`;
-  at("warned").lastElementChild.replaceChildren(...run.warnings.map((line) => element("li", line)));
+  const [first, ...others] = run.warnings;
+  at("warned").firstChild.textContent = `Warning: ${first}${others.length ? ` (${others.length} more)` : ""}`;
+  at("warned").lastElementChild.replaceChildren(...others.map((line) => element("li", line)));
   at("rung").hidden = true;
   at("climbed").chosen = null;
   chart(at("climbed"), run.rows.map((row) => ({
