@@ -164,9 +164,8 @@ class Scoreboard:
             return True
         wanted = max(self.rounds, self.planned_rounds)
         rounds: dict[tuple[str, int], set[int]] = {}
-        refused = {
-            (r.kind, r.rung_index) for r in self.records if r.status == "unsupported"
-        }  # tried once only
+        # What this machine does not support was tried once only.
+        refused = {(r.kind, r.rung_index) for r in self.records if r.status == "unsupported"}
         for record in self.records:
             if (process := (record.kind, record.rung_index)) not in refused:
                 rounds.setdefault(process, set()).add(record.repetition)
@@ -185,7 +184,8 @@ class Scoreboard:
             return True
         controls = [done for (kind, _), done in rounds.items() if kind == "control"]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
-        to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
+        due = wanted > 1 and self.swept and all(kind != "control" for kind, _ in refused)
+        to_be = controls or (due and any(row.tps for row in self.rows))
         return bool(to_be) and min(map(len, controls), default=0) < wanted
 
     @property

@@ -99,7 +99,7 @@ class Protocol:
             min_warmup_steps=min(self.min_warmup_steps, 2),
             min_warmup_seconds=min(self.min_warmup_seconds, 2.0),
             block_seconds=min(self.block_seconds, 0.5),
-            blocks=self.least_blocks,
+            blocks=LEAST_BLOCKS,  # even if the rounds' windows have fewer: a rung is tried once only
             loss_steps=0,
         )
 

@@ -98,6 +98,7 @@ function shortened(text, width) {
 // whether values that lie far apart have a logarithmic scale. ratios: whether 1 is shown. band: from and to of what is within noise.
 // limit: a value that is marked across all rows.
 function chart(place, rows, {unit, wide = false, ratios = false, band = null, limit = null, label}) {
+  if (limit > 3 * Math.max(...rows.map((row) => row.bar ?? 0))) limit = null;  // it would leave the bars no room
   const redraw = () => {
     const width = place.clientWidth;
     if (!width) return;
@@ -213,6 +214,7 @@ function climb() {
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   at("warned").hidden = !run.warnings.length;
   const [first, ...others] = run.warnings;
+  at("warned").classList.toggle("alone", !others.length);
   at("warned").firstChild.textContent = `Warning: ${first}${others.length ? ` (${others.length} more)` : ""}`;
   at("warned").lastElementChild.replaceChildren(...others.map((line) => element("li", line)));
   at("rung").hidden = true;
@@ -294,10 +296,10 @@ function attribution() {
 // Of the run, or else of one on the same machine.
 function trainers() {
   const place = at("beside"), has = (other) => other.rows.some((row) => row.other_trainer);
-  const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && has(other));
+  const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && other.task.join() === run.task.join() && has(other));
   if (!shown) {
     const others = [...data.runs.entries()].filter(([, other]) => has(other));
-    place.replaceChildren(element("p", `No run on this machine measured other trainers.${others.length ? " These did:" : ""}`));
+    place.replaceChildren(element("p", `No run on this machine measured other trainers.${others.length ? " These runs on other machines did:" : ""}`));
     for (const [number, other] of others) {
       const button = element("button", other.title);
       button.type = "button";
@@ -308,7 +310,7 @@ function trainers() {
   }
   const chartPlace = document.createElement("div");
   const rows = shown.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
-  place.replaceChildren(element("h2", `Other trainers beside ours: ${shown.title}`), element("p", `Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in the same rounds. Ours over it: the ratio of our fastest rung${shown.ours ? ` (${shown.ours})` : ""}.`, "small"), chartPlace);
+  place.replaceChildren(element("h2", `Other trainers beside ours: ${shown.title}`), element("p", `${shown === run ? "" : `The chosen run measured none; these are of another one on its machine, ${shown.title}. `}Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in rounds with ours. Ours over it: the ratio of our fastest rung${shown.ours ? ` (${shown.ours})` : ""}.`, "small"), chartPlace);
   chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : row.sound ? "bar" : "failed"})),
     {unit: "tokens per second", label: `Tokens per second of trainers in ${shown.title}`});
 }
@@ -353,22 +355,23 @@ function take(number) {
   choose(number);
 }
 
-// The page's address names the tab and the run, so that a link leads to what is shown: #trainers=results%2FFILE
+// The page's address names the tab and the run, so that a link leads to what is shown: #trainers=MACHINE.RUN
 function toTab(name) {
   show(name);
-  const chosen = run && run !== data.runs[data.chosen] ? `=${encodeURIComponent(run.file)}` : "";
+  const chosen = run && run !== data.runs[data.chosen] ? `=${run.address}` : "";
   history.replaceState(null, "", `#${name}${chosen}`);
 }
 
 function fromAddress() {
-  const [tab, file] = location.hash.slice(1).split("=");
-  const number = data.runs.findIndex((each) => encodeURIComponent(each.file) === file);
-  if (number >= 0) {
-    run = data.runs[number];
-    at("run").value = number;
+  const [tab, address] = location.hash.slice(1).split("=");
+  const found = data.runs.find((each) => each.address === address) ?? data.runs[data.chosen];
+  if (found !== run) {
+    run = found;
+    at("run").value = data.runs.indexOf(run);
     made = new Set();
   }
-  show(tab in TABS ? tab : run ? "climb" : "published");
+  show(Object.hasOwn(TABS, tab) ? tab : run ? "climb" : "published");
+  if (address && run?.address !== address) at("said").textContent = "The run that the address names is not on this page.";
 }
 
 document.querySelector("[role=tablist]").hidden = false;
@@ -382,7 +385,7 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
     toTab(next.id.slice(4));
   });
 }
-window.addEventListener("hashchange", () => { if (location.hash.slice(1).split("=")[0] in TABS) fromAddress(); });
+window.addEventListener("hashchange", () => { if (Object.hasOwn(TABS, location.hash.slice(1).split("=")[0])) fromAddress(); });
 at("run")?.addEventListener("change", (event) => choose(Number(event.target.value)));
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
 at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));

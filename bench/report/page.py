@@ -5,6 +5,8 @@ The charts are drawn by the page's own script from the data within it: figures a
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -68,8 +70,10 @@ def page(report: Report) -> str:
     shown = {
         "chosen": chosen,
         "runs": [
-            _run(board, hardware, report.price_per_hour)
-            for board, hardware in zip(boards, machine_titles(boards), strict=True)
+            {"address": address, **_run(board, hardware, report.price_per_hour)}
+            for address, board, hardware in zip(
+                _addresses(boards), boards, machine_titles(boards), strict=True
+            )
         ],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -99,6 +103,16 @@ def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
     return board.climbs, len(measured), max(measured, default=0.0)
 
 
+def _addresses(boards: Sequence[Scoreboard]) -> Iterator[str]:
+    """Names of the runs in the page's address, of characters that no browser escapes, each once."""
+    seen = Counter[str]()
+    for board in boards:
+        name = board.source.stem if board.source else board.ladder
+        safe = re.sub(r"[^\w.-]+", "-", f"{board.environment.machine}.{name}", flags=re.ASCII)
+        seen[safe] += 1
+        yield safe if seen[safe] == 1 else f"{safe}.{seen[safe]}"
+
+
 # --- The data of the charts: each figure once as a number and once as the text that tables show
 
 
@@ -114,7 +128,7 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "machine": plain(board.environment.machine),
         "hardware": plain(hardware),
         "about": plain(title(board)),
-        "file": board.source.as_posix() if board.source else plain(board.title),
+        "task": board.task,
         "limit": limit_tps(board, board.fastest) if board.fastest else None,
         "swept": board.swept,
         "keeps": keeps(board) or _values(board),
@@ -165,7 +179,7 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
     records = board.records_of(row)
     words, (of, share), over_first = why_not_counted(row), _share(board, row), board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
-    short = status_of(row) if words else "a warning is about it"
+    short = status_of(row) if words else "other maths" if row.other_maths else "a warning is about it"
     figures = {
         "tokens/s": tokens_per_second(row.tps) if row.tps else None,
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,

@@ -55,7 +55,7 @@ from bench.report.one_run.caption import (
 from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title, task_title
-from bench.stats import LOUD, paired_ratio
+from bench.stats import LOUD, clearly_ahead, paired_ratio
 
 BAR_COLUMNS = 10
 FEW, SOME = 4, 12
@@ -63,6 +63,8 @@ FEW, SOME = 4, 12
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MFU, OF_LIMIT, DERIVED_MFU = "MFU", "of limit", "MFU, derived"
 """What a rung's speed may be compared with; see share_of_limit()."""
+BEYOND_LIMIT = ": the rates were measured in a slower hour, or by slower kernels than the rung's"
+"""What is said of a rung that is faster than its limit."""
 
 
 def screen(
@@ -120,10 +122,8 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     if again and board.delta is not None:
         yield f"Noise floor: from running the {' and the '.join(again)} rung again."
     if any(row.verdict == "unclear" for row in board.rows):
-        noise = ""
-        if board.delta is not None and board.delta > LOUD:
-            noise = f", for its interval is not wholly beyond {_noise(board.delta)}"
-        yield f"Unclear: may be a gain or a loss{noise}."
+        loud = board.delta is not None and board.delta > LOUD
+        yield f"Unclear: {'not wholly beyond the noise floor' if loud else 'may be a gain or a loss'}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -159,7 +159,7 @@ def title(board: Scoreboard) -> str:
 
 
 def _noise(delta: float) -> str:
-    return whole_percent(delta, "±") if delta < 1 else "100 % and more"
+    return whole_percent(delta, "±") if delta < 1 else "above 100 %"
 
 
 def limit_of(board: Scoreboard, row: Row) -> str:
@@ -237,8 +237,10 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
 
 
 def _share_of(board: Scoreboard) -> str:
-    """What share_of_limit() is a share of; empty where its title or the line on the limit says so."""
+    """What share_of_limit() is a share of; empty where its title says so."""
     name, _ = share_of_limit(board)
+    if name == OF_LIMIT and board.fastest:
+        return f"{OF_LIMIT}: of that of {plain(board.fastest.rung)}, see below, by the rates measured here."
     return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
@@ -270,7 +272,7 @@ def findings(
     if best is None:
         yield from _left_out(board)
         return
-    time = f"10B tokens: {training_time(TOKENS, best.mean_tps)}"
+    time = f"10B tokens take {training_time(TOKENS, best.mean_tps)}"
     if (price := price_of(board, price_per_hour)) is not None:
         time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     if board.swept:
@@ -286,12 +288,7 @@ def findings(
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
                 yield f"Largest sure gains: {_gained(board, best)}."
-    if most := limit_tps(board, best):
-        reached = f"{whole_percent(best.mean_tps / most)} reached"
-        least = "matmuls, attention and AdamW alone, at their best here"
-        yield f"Limit: {number(most)} tokens/s by {least}; {reached}."
-    else:
-        yield "Limit: not measured here (bench roofline)."
+    yield _limit(board, best)
     if spent := _most_spent(board, best):
         yield f"The fastest rung's time: {', '.join(spent)}."
     yield from _left_out(board)
@@ -321,13 +318,14 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried, no sure gain, left out: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
+        ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
-        ratio = f", as one try gave {times(scout.ratio)}" if scout.ratio is not None else ""
-        yield f"Each within the noise, so tried together and {came}{ratio}: {plain(listed(scout.together))}."
+        names = plain(listed(scout.together))
+        yield f"Each alone within the noise, so tried together: {names}: {ratio}{came}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
-        yield f"Not possible on this machine, or with what was kept: {listed(refused)}."
+        yield f"Not possible on this machine, or with what was kept (--full says why): {listed(refused)}."
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -358,35 +356,41 @@ def most_gained(board: Scoreboard) -> list[Row]:
     return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
+def _limit(board: Scoreboard, best: Row) -> str:
+    """The fastest rung's limit and its share of that, or why it is not known."""
+    if (most := limit_tps(board, best)) is None:
+        least = bound_of(board, best)
+        return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
+    share = best.mean_tps / most
+    line = f"Limit: {number(most)} tokens/s, if only matmuls, attention and AdamW took time; "
+    return f"{line}{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}."
+
+
 def _gained(board: Scoreboard, best: Row) -> str:
-    """What gained most over the rung before, and what all rungs after the last of those gained together."""
+    """What gained most over the rung before, and what all after the last of those gained, if that is sure."""
     gained = most_gained(board)
     said = [f"{plain(row.rung)} {bare_ratio(row.gain)}" for row in gained]
     last = max(gained, key=lambda row: row.index, default=None)
-    between = [row for row in board.taken if last and last.index < row.index <= best.index]
-    if last and len(between) > 1:
-        speeds, before = (tps_by_round(board.records_of(row)) for row in (best, last))
-        said.append(
-            f"all after {plain(last.rung)} together {judged_briefly(paired_ratio(speeds, before), None)}"
-        )
+    if last and sum(last.index < row.index <= best.index for row in board.sound) > 1:
+        ratio = paired_ratio(*(tps_by_round(board.records_of(row)) for row in (best, last)))
+        if clearly_ahead(ratio, board.delta):
+            together = f"all after {plain(last.rung)} together {judged_briefly(ratio, None)}"
+            said.append(f"{together} {mark(best, board)}".rstrip())
     return "; ".join(said) or "none beyond the noise"
 
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     """Kinds of work that take most of a step, with their shares."""
     records = board.records_of(row)
-    if not (largest := work_of(records)[:3]):
+    if not (spent := work_of(records)):
         return []
     whole = median(sum(kinds.values()) for kinds in profiled(records).values())
-    shares = [(kind, seconds / whole) for kind, seconds in largest]
     words = {"products": "matmuls", "optimizer": "AdamW"}
-    said = [
-        f"{words.get(kind, WORK[kind][0].lower())} {whole_percent(share)}"
-        for kind, share in shares
-        if share >= 0.05
-    ]
-    rest = 1 - sum(share for _, share in shares if share >= 0.05)
-    return [*said, f"all else {whole_percent(rest)}"] if rest >= 0.01 else said
+    named = [(kind, seconds / whole) for kind, seconds in spent if kind not in ("other", "rest")][:3]
+    shown = {words.get(kind, WORK[kind][0].lower()): share for kind, share in named if share >= 0.05}
+    said = [f"{name} {whole_percent(share)}" for name, share in shown.items()]
+    rest = 1 - sum(shown.values())
+    return [*said, f"all else {whole_percent(rest)}"] if said and rest >= 0.01 else said
 
 
 def marks(board: Scoreboard) -> Iterator[str]:

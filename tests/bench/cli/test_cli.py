@@ -25,6 +25,7 @@ from waiting import PATIENCE, held, holding
 
 from bench.analysis.schedule import Task, ceiling_rung
 from bench.cli.main import app
+from bench.cli.options import load_with_options
 from bench.cli.progress import Progress
 from bench.records.record import Record, Scout, read
 from bench.run.probe import ProbeResult
@@ -430,3 +431,8 @@ def test_tables_and_helps_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert done.returncode == 6
     assert done.stderr == f"{program}: cannot write the output: No space left on device\n"
+
+
+def test_with_minutes_windows_have_the_fewest_blocks_and_tries_keep_theirs() -> None:
+    ladder, _ = load_with_options(Path("cpu"), None, None, None, False, minutes=45)
+    assert (ladder.protocol.blocks, ladder.protocol.short.blocks) == (3, 5)

@@ -142,6 +142,8 @@ ROUNDED = [
 def test_a_gelu_of_ours_is_as_exact_as_torchs_and_one_with_a_fault_is_not(
     changes: dict[str, str], no_tolerance: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if "matmul_precision" in changes and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 units, without which every precision is float32's own")
     found = []
     for coefficient in (A, 0.8 * A):
         monkeypatch.setattr("gpt2.model.autograd.A", coefficient)

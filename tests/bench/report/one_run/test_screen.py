@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,16 @@ from shown import check_golden, to_markdown
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
+from bench.records.machine import Ceiling, Matmul
 from bench.report.brief import MOST_NOTES
-from bench.report.one_run.screen import screen, screen_markdown, swept_toggles
+from bench.report.one_run.screen import (
+    findings,
+    limit_tps,
+    screen,
+    screen_markdown,
+    share_of_limit,
+    swept_toggles,
+)
 from bench.report.one_run.tables import columns
 from bench.report.titles import cpu_title, model_title
 from gpt2.config.toggles import Toggles
@@ -73,7 +82,7 @@ def test_a_ladder_of_eighteen_rungs_fits_forty_lines() -> None:
 
 def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out() -> None:
     board = board_of("choosing")
-    table, _, findings = text(board, 200).partition("\n\nFastest: ")
+    table, _, findings = text(board, 200).partition("\n\nof limit: ")
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())
@@ -241,3 +250,62 @@ def test_a_model_goes_by_the_name_that_people_know(model: str, parameters: int |
 def test_a_cpu_goes_by_its_name_without_trademarks(own: str, said: str) -> None:
     environment = board().environment
     assert cpu_title(environment.model_copy(update={"cpu": own})) == said
+
+
+GELU, JEMALLOC = replace(BF16, gelu="sigmoid"), replace(BF16, gelu="sigmoid", allocator="jemalloc")
+
+
+def told(board: Scoreboard, begins: str) -> str:
+    (line,) = [line for line in findings(board) if line.startswith(begins)]
+    return line
+
+
+def test_what_all_rungs_after_the_last_sure_gain_bring_together_is_told() -> None:
+    rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.0), ("d", JEMALLOC, 203.0))
+    assert (
+        told(ladder(*rungs), "Largest sure gains")
+        == "Largest sure gains: b 2.00x; all after b together 1.01x ±0 %."
+    )
+
+
+def test_of_rungs_that_are_not_surely_faster_together_nothing_is_told() -> None:
+    rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 200.0), ("d", JEMALLOC, 200.2))
+    assert told(ladder(*rungs), "Largest sure gains") == "Largest sure gains: b 2.00x."
+
+
+def test_a_single_rung_after_the_last_sure_gain_is_not_told_twice() -> None:
+    rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.5))
+    assert "together" not in told(ladder(*rungs), "Largest sure gains")
+
+
+def limited(*formats: str, flops_per_second: float = 1e12) -> Scoreboard:
+    """A run of a rung in float32 and one in bfloat16, with matmuls measured in these formats."""
+    shape = {"name": "square", "m": 1024, "k": 4096, "n": 4096, "flops_per_second": flops_per_second}
+    matmuls = [Matmul(**shape, number_format=each) for each in formats]
+    found = Ceiling(chip="c", threads=None, matmuls=matmuls, copy_bytes_per_second=1e11, seconds=1.0)
+    unknown = {"peak_flops_bf16": None, "peak_flops_dtype": None}
+    records = [
+        each.model_copy(
+            update={"measurement": each.measurement and each.measurement.model_copy(update=unknown)}
+        )
+        for each in ladder(("a", EAGER, 100.0), ("b", BF16, 200.0)).records
+    ]
+    rates = record("ceiling", 0, kind="ceiling", toggles=EAGER, measurement=None, ceiling=found)
+    return scoreboard([*records, rates])
+
+
+def test_every_rung_s_share_is_of_the_fastest_one_s_limit() -> None:
+    board = limited("float32", "bfloat16")
+    name, share = share_of_limit(board)
+    assert name == "of limit"
+    most = limit_tps(board, board.rows[1])
+    assert [share(row) for row in board.rows] == pytest.approx([100.0 / most, 200.0 / most])
+    assert told(board, "Limit: ").startswith(f"Limit: {number(most)} tokens/s")
+
+
+def test_where_the_fastest_rung_s_format_was_not_measured_the_limit_s_absence_has_its_reason() -> None:
+    assert told(limited("float32"), "Limit: ").startswith("Limit: no ceiling for bfloat16: ")
+
+
+def test_a_rung_beyond_its_limit_has_a_word_on_why() -> None:
+    assert "slower hour" in told(limited("float32", "bfloat16", flops_per_second=1e11), "Limit: ")

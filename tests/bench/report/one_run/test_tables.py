@@ -380,6 +380,14 @@ def ceiling(tflops: float, repetition: int = 1):
     return record("ceiling", 0, repetition, kind="ceiling", measurement=None, ceiling=found)
 
 
+def test_a_round_of_any_number_costs_a_report_nothing() -> None:
+    late = [
+        record(repetition=10**12),
+        record("b", 1, 10**12, toggles=BF16, status="unsupported", error="why"),
+    ]
+    assert scoreboard(late).interrupted
+
+
 @pytest.mark.parametrize(("control", "interrupted"), [("first_and_last", True), ("last", False)])
 def test_a_run_that_is_short_of_time_is_whole_with_one_ceiling(control: Any, interrupted: bool) -> None:
     planned = asdict(Protocol(repeats=3, control=control))
