@@ -240,7 +240,7 @@ def _share_of(board: Scoreboard) -> str:
     """What share_of_limit() is a share of; empty where its title says so."""
     name, _ = share_of_limit(board)
     if name == OF_LIMIT and board.fastest:
-        return f"{OF_LIMIT}: of that of {plain(board.fastest.rung)}, see below, by the rates measured here."
+        return f"{OF_LIMIT}: of the limit below, {plain(board.fastest.rung)}'s at the rates measured here."
     return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
