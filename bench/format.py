@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from bench.stats import Estimate
 from gpt2.format import duration, number
@@ -144,6 +146,12 @@ def floor(delta: float) -> str:
 def plain(text: str) -> str:
     """One line without control characters: no text from a file may steer a terminal."""
     return " ".join("".join(" " if unicodedata.category(c).startswith("C") else c for c in text).split())
+
+
+def in_shell(path: Path) -> str:
+    """A path as it is typed in a command; one that begins with a dash is no option."""
+    text = path.as_posix()
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
 
 def markdown(text: str) -> str:

@@ -61,9 +61,13 @@ def give_way(process: int | None = None) -> None:
         Path(f"/proc/{process or 'self'}/oom_score_adj").write_text("500")
 
 
+RUNNER = "BENCH_RUNNER_PID"
+"""Environment variable with the id of the process that started this one."""
+
+
 def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
     """End this process when the runner that started it is gone. last: called before that."""
-    runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
+    runner = int(os.environ.get(RUNNER, 0))
 
     def watch() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):

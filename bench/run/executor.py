@@ -22,7 +22,7 @@ from bench.host.telemetry import cpu_times, other_cores, state
 from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, StopSignal
 from bench.process.supervisor import CACHE, CODE, classify, read_outcome, supervise
-from bench.process.worker_side import cause, mark_of
+from bench.process.worker_side import RUNNER, cause, mark_of
 from bench.records.machine import State
 from bench.records.measurement import External
 from bench.records.record import Outcome, Record, ToggleValues
@@ -220,7 +220,7 @@ class Executor:
             **(part.environment if part else {}),
             CACHE: str(folder),
             CODE: code,
-            "BENCH_RUNNER_PID": str(os.getpid()),
+            RUNNER: str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }
 
@@ -253,7 +253,16 @@ class Executor:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _digest(self, kind: str, what: object) -> str:
-        content = [kind, asdict(self.ladder.workload), what, self.probed.environment.torch]
+        machine = self.probed.environment  # a change of any of these compiles anew
+        content = [
+            kind,
+            asdict(self.ladder.workload),
+            what,
+            machine.torch,
+            machine.code_hash,
+            machine.chip,
+            machine.cpu,
+        ]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:

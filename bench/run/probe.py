@@ -19,7 +19,9 @@ from pydantic import Field
 from bench.analysis.schedule import Schedule
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
+from bench.process.shutdown import interruptible
 from bench.process.supervisor import how_it_ended, tail
+from bench.process.worker_side import RUNNER, leave_with_runner
 from bench.records.machine import Environment, Plain
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.terminal import surroundings
@@ -72,10 +74,11 @@ def asked(
     raised where it ends badly.
     """
     command = [*python(module), *words, *(part for override in overrides for part in ("--set", override))]
-    environ = {**os.environ, **own_variables(), **(variables or {})}
-    done = subprocess.run(
-        command, env=environ, capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
+    environ = {**os.environ, **own_variables(), RUNNER: str(os.getpid()), **(variables or {})}
+    with interruptible():  # SIGTERM, too, ends it with this process
+        done = subprocess.run(
+            command, env=environ, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     if done.returncode:
         last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
         raise BenchError(f"{failed}: {last}")
@@ -148,5 +151,6 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    leave_with_runner()
     with surroundings("torch"):
         main()

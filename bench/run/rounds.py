@@ -57,10 +57,13 @@ class TimeLimit:
         """Return the seconds that one more round may take after so many."""
         return (self._of_first_rounds if rounds < LEAST_ROUNDS else self._ends) - time.monotonic()
 
-    def seconds_to_go(self, planned: float) -> float:
-        """Return how long the run will last, if the rounds that are planned take so many seconds."""
+    def seconds_to_go(self, planned: float, certain: float) -> float:
+        """Return how long the run will last, if the rounds that are planned take so many seconds.
+
+        certain: what is left of the first round, which is run in any case.
+        """
         most = min(planned, self.allows(0))
-        return max(0.0, most, self.allows(LEAST_ROUNDS) if self.fill else 0.0)
+        return max(certain, most, self.allows(LEAST_ROUNDS) if self.fill else 0.0)
 
 
 class Rounds(Schedule):

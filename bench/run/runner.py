@@ -192,7 +192,9 @@ def _run_tasks(
             rounds = max(schedule.planned_rounds, task.repetition)
             left = schedule.seconds_left(task.repetition, rounds)
             if limit and left is not None:
-                left = limit.seconds_to_go(left)
+                in_first = task.kind == "scout" or task.repetition == 1
+                certain = (schedule.seconds_left(1, 1) or 0.0) if in_first else 0.0
+                left = limit.seconds_to_go(left, certain)
             watcher.started(task, rounds, left)
             start = time.monotonic()
             try:
@@ -421,6 +423,5 @@ def _check_writable(folder: Path, option: str = "--out") -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise BenchError(
-            f"cannot write to {folder} ({error.strerror}); choose another folder with {option}"
-        ) from None
+        why = "it is a link to nothing" if folder.is_symlink() and not folder.exists() else error.strerror
+        raise BenchError(f"cannot write to {folder} ({why}); choose another folder with {option}") from None

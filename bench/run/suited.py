@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.analysis.select import load_boards
 from bench.format import listed, plain
 from bench.ladder.ladder import Ladder, LadderError, beside, load
+from bench.process.worker_side import leave_with_runner
 from bench.records.machine import Environment
 from bench.run.probe import answer, asked
 from gpt2.config.toggles import HOST, XLA, Toggles, UnsupportedToggle
@@ -147,5 +148,6 @@ def _not_suited(ladder: Ladder) -> list[str]:
 
 
 if __name__ == "__main__":
+    leave_with_runner()
     with surroundings("torch"):
         main()

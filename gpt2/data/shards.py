@@ -14,7 +14,7 @@ from gpt2.files.cache import DataError, cached_facts, fingerprint, sha256_of
 from gpt2.files.listing import kind_of
 from gpt2.files.shard_format import HEADER_BYTES, MAGIC, TOKEN, VERSION, first_bytes
 
-LLAMA_MAGIC = 20240801
+LLAMA_MAGIC, EVALUATION_MAGIC = 20240801, 20240522
 SCANNED = 1 << 24
 """Tokens scanned at a time."""
 UNWRITTEN = 64
@@ -128,7 +128,9 @@ def _map_shard(path: Path) -> np.memmap:
         header = np.frombuffer(begins, dtype="<i4")
         magic, version, tokens = (int(value) for value in header[:3])
         # No text has 506 equal tokens after its first six, so zeros there are a header of some kind.
-        if magic == MAGIC or not header[3:].any():
+        if magic in (MAGIC, EVALUATION_MAGIC) or not header[3:].any():
+            if magic == EVALUATION_MAGIC:
+                raise DataError(f"{path} holds questions of llm.c's evaluation, no text; leave it out")
             if magic == LLAMA_MAGIC:
                 advice = "prepare the text anew with GPT-2's vocabulary"
                 raise DataError(f"{path} holds Llama 3's uint32 tokens; {advice}")

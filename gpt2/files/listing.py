@@ -26,10 +26,12 @@ KINDS = {
     b"\x80\x04\x95": "a pickle",
     b"MMIDIDX": "an index of Megatron",
     POINTER: "a pointer of git LFS in place of the file itself (git lfs pull)",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-"""Kinds of file that are neither plain text nor tokens, by their first bytes."""
+"""Kinds of file that are neither plain text nor tokens, by their first bytes; the first that fits counts."""
 
 
 def kind_of(head: bytes) -> str | None:

@@ -109,6 +109,11 @@ def _within(folder: Path) -> Path:
     for name in HUGGINGFACE_FILES:
         if (folder / name).is_file():
             return folder / name
+    if parts := sorted(folder.glob("*-of-*.safetensors")):
+        index = f"{parts[0].name.partition('-')[0]}.safetensors.index.json"
+        raise ConvertError(
+            f"{folder} holds parts of weights, such as {parts[0].name}, but no {index}; copy it there"
+        )
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
     advice = "give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
     raise ConvertError(f"{folder} holds no {wanted}; {advice}")

@@ -273,6 +273,7 @@ NO_TEXT = {
         b"a " * (1 << 20) + b"\xed\xa0\x80",
         r"a\.txt is not UTF-8 text \(.* at byte 2097152\)$",
     ),
+    "UTF-32": ("text".encode("utf-32"), r"is not UTF-8 text .*; the file is .*UTF-32"),
     "UTF-16": ("text".encode("utf-16"), r"is not UTF-8 text .*; the file is .*UTF-16"),
     "gzip": (gzip.compress(b"text", mtime=0), r"is not UTF-8 text .*; the file is .*compressed by gzip"),
     "zstd": (b"\x28\xb5\x2f\xfd", r"is not UTF-8 text .*; the file is .*zstd"),

@@ -352,4 +352,4 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
             lines.append(f"{condition.text} is not confirmed: {none}; nearest is {nearest}")
         else:
             lines.append(f"{condition.text} is not confirmed: no rung has an interval")
-    return code, lines
+    return code, [plain(line) for line in lines]

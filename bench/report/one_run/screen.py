@@ -25,6 +25,7 @@ from bench.analysis.warnings import beyond_peak, ended_early, warnings
 from bench.format import (
     GIB,
     bare_ratio,
+    in_shell,
     judged_briefly,
     listed,
     number,
@@ -83,7 +84,7 @@ def screen(
     hints = []
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
-        hints.append(f"{more}: bench report {board.source.as_posix()} --full")
+        hints.append(f"{more}: bench report {in_shell(board.source)} --full")
     shown = Brief(
         answer=answer,
         about=about,

@@ -110,7 +110,7 @@ class Encoder:
         try:
             for pieces, following in groups(documents, documents.state_dict, BATCH_PIECES, BATCH_CHARS):
                 characters = sum(len(piece.text) for piece in pieces)
-                work = self._pool.submit(encode, pieces) if self._pool else pieces
+                work = self._submitted(pieces) if self._pool else pieces
                 waiting.append((position, characters, work))
                 position = following
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
@@ -122,6 +122,14 @@ class Encoder:
                 "a process that tokenised was ended from outside (out of memory?); run the same again to go "
                 "on, with fewer processes"
             ) from None
+
+    def _submitted(self, pieces: list[Piece]) -> Future[Encoded]:
+        assert self._pool is not None
+        try:
+            return self._pool.submit(encode, pieces)
+        except OSError as error:  # which is of starting a process
+            why = f"a process that tokenises could not be started ({error.strerror})"
+            raise DataError(f"{why}; raise the limit (ulimit -n, ulimit -u), or take --processes 1") from None
 
     def _finished(
         self,

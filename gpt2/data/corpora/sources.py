@@ -337,7 +337,8 @@ def _kind(name: str, files: Sequence[str]) -> str:
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
         named = " (JSON Lines, an object on each line, are to be named .jsonl)"
-        hint = named if names[0].endswith(".json") else ""
+        hint = named if names[0].endswith((".json", ".ndjson")) else ""
+        hint = " (unpack it first)" if names[0].endswith((".gz", ".bz2", ".xz", ".zst", ".zip")) else hint
         raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")

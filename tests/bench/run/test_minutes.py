@@ -114,11 +114,12 @@ def test_a_run_that_is_resumed_knows_from_its_records_how_long_a_round_takes(wri
 
 
 def test_time_left_is_that_of_the_rounds_that_are_planned_and_all_of_what_is_to_be_filled(clock) -> None:
-    assert TimeLimit(300).seconds_to_go(120) == 120
-    assert TimeLimit(300).seconds_to_go(1000) == 300
-    assert TimeLimit(300, fill=True).seconds_to_go(120) == 300
-    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(700) == 700
-    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(1000) == 900
+    assert TimeLimit(300).seconds_to_go(120, certain=0) == 120
+    assert TimeLimit(300).seconds_to_go(1000, certain=0) == 300
+    assert TimeLimit(300, fill=True).seconds_to_go(120, certain=0) == 300
+    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(700, certain=0) == 700
+    assert TimeLimit(300, patience=3.0, fill=True).seconds_to_go(1000, certain=0) == 900
+    assert TimeLimit(300).seconds_to_go(1000, certain=400) == 400  # of a round that is run in any case
 
 
 def test_trying_the_rungs_counts(write_ladder, clock: SimpleNamespace) -> None:

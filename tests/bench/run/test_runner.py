@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -16,10 +17,12 @@ from itertools import count
 from pathlib import Path
 
 import numpy
+import psutil
 import pytest
+from places import ROOT
 from runs import GOOD, Silent, instead_of_workers
 from samples import measurement
-from waiting import Clock, is_gone, said_in
+from waiting import Clock, await_gone, is_gone, said_in, until
 
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import scoreboard
@@ -471,8 +474,12 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     write_ladder, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(BenchError, match=r"cannot write to .* choose another folder with --out"):
-        run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, why in (("file", "File exists"), ("link", "it is a link to nothing")):
+        with pytest.raises(
+            BenchError, match=rf"cannot write to .* \({why}\); choose another folder with --out"
+        ):
+            run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / name), Silent())
 
 
 @pytest.mark.parametrize(
@@ -636,6 +643,43 @@ def test_code_compiled_and_kept_is_for_a_later_run_of_the_same_rung_only(
     first, again, other = caches
     assert first == again != other
     assert Path(first[0]).is_relative_to(tmp_path / "kept")
+
+
+@pytest.mark.parametrize("fact", ["code_hash", "chip", "cpu"])
+def test_code_compiled_and_kept_is_not_for_other_code_or_another_machine(
+    fact: str, asked: ProbeResult, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches = caches_of_workers(monkeypatch)
+    ladder = load(write_ladder("[{name: a, set: {compile: default}}]"))
+    for machine in (asked.environment, asked.environment.model_copy(update={fact: "another"})):
+        found = asked.model_copy(update={"environment": machine})
+        monkeypatch.setattr(runner, "probe", lambda *_, found=found, **__: found)
+        run(ladder, Options(out=tmp_path / "out", compile_cache=tmp_path / "kept"), Silent())
+    first, other = caches
+    assert first != other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_what_is_asked_of_the_machine_ends_with_the_command_that_asks(
+    sent: signal.Signals, code: int, write_ladder, tmp_path: Path
+) -> None:
+    words = [sys.executable, "-P", "-m", "bench.cli", "run", write_ladder("[{name: a}]"), "--out", tmp_path]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL) as command:
+        of_command = psutil.Process(command.pid)
+        (asking,) = until(
+            lambda: [each.pid for each in of_command.children() if "probe" in told(each)], command
+        )
+        command.send_signal(sent)
+        assert command.wait(timeout=60) == code
+        await_gone(asking)
+
+
+def told(process: psutil.Process) -> str:
+    """The command line of a process; empty where it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def test_rungs_that_are_tried_share_a_folder_of_compiled_code_but_for_what_torch_forgets(

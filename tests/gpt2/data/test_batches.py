@@ -460,6 +460,10 @@ def header(magic: int = MAGIC, version: int = 1, tokens: int = 100) -> bytes:
 
 FOREIGN = {
     "of Llama 3": (header(magic=20240801) + bytes(200), "Llama 3's uint32 tokens"),
+    "of llm.c's evaluation": (
+        np.array([20240522, 1, 10, 77, *[0] * 252], "<i4").tobytes() + bytes(200),
+        "questions of llm.c's evaluation",
+    ),
     "another magic": (header(magic=20240802) + bytes(200), "magic 20240802 is not 20240520"),
     "another version": (header(version=2) + bytes(200), "version 2 is not 1"),
     "too few tokens": (header(tokens=101) + bytes(200), "promises 101 tokens, the file holds 100"),

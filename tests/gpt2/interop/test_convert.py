@@ -934,6 +934,11 @@ def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
     refused(tmp_path / "empty", "holds no model.safetensors or pytorch_model.bin")
 
 
+def test_parts_of_weights_without_their_index_are_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    refused(tmp_path, "but no model.safetensors.index.json")
+
+
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("place", ["beside", "model"])
 def test_code_in_a_file_is_not_run(place: str, zipped: bool, tmp_path: Path) -> None:

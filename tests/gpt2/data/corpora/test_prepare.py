@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -557,6 +558,17 @@ def test_once_there_is_room_it_goes_on_after_a_full_disk(
     made(corpus, small_disk / "out", shard_tokens=30_000)
     made(corpus, tmp_path / "never", shard_tokens=30_000)
     assert contents(small_disk / "out") == contents(tmp_path / "never")
+
+
+def test_where_no_process_can_be_started_is_one_line(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("multiprocessing.popen_spawn_posix.util.spawnv_passfds", refuse)
+    with pytest.raises(DataError, match=r"could not be started \(Too many open files\); raise the limit"):
+        list(prepare(corpus, tmp_path / "out", processes=2))
 
 
 def test_a_worker_ended_from_outside_is_one_line(corpus: str, tmp_path: Path, small_batches: None) -> None:
