@@ -423,5 +423,6 @@ def _check_writable(folder: Path, option: str = "--out") -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        why = "it is a link to nothing" if folder.is_symlink() and not folder.exists() else error.strerror
+        dangling = [each for each in (folder, *folder.parents) if each.is_symlink() and not each.exists()]
+        why = f"{dangling[0]} is a link to nothing" if dangling else error.strerror
         raise BenchError(f"cannot write to {folder} ({why}); choose another folder with {option}") from None
