@@ -6,6 +6,7 @@ with Encoder(processes=8) as encoder:
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -70,6 +71,16 @@ def encode_one(piece: Piece) -> np.ndarray:
     return np.concatenate([np.array([SEPARATOR], dtype=TOKEN), found]) if piece.begins else found
 
 
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Raises DataError where no process can be started."""
+    try:
+        yield
+    except OSError as error:
+        why = f"a process that tokenises could not be started ({error.strerror})"
+        raise DataError(f"{why}; raise the limit (ulimit -n, ulimit -u), or take --processes 1") from None
+
+
 class Encoder:
     """A pool of tokenising processes, as a context manager; with one process the work is done in this one."""
 
@@ -90,7 +101,8 @@ class Encoder:
         if self.processes > 1:
             # Not forked, because reading the corpus uses threads.
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_begin_worker)
+            with _starting():
+                self._pool = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_begin_worker)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,11 +137,8 @@ class Encoder:
 
     def _submitted(self, pieces: list[Piece]) -> Future[Encoded]:
         assert self._pool is not None
-        try:
+        with _starting():
             return self._pool.submit(encode, pieces)
-        except OSError as error:  # which is of starting a process
-            why = f"a process that tokenises could not be started ({error.strerror})"
-            raise DataError(f"{why}; raise the limit (ulimit -n, ulimit -u), or take --processes 1") from None
 
     def _finished(
         self,
