@@ -355,7 +355,7 @@ function take(number) {
   choose(number);
 }
 
-// The page's address names the tab and the run, so that a link leads to what is shown: #trainers=MACHINE.RUN
+// The page's address names the tab and the run, so that a link leads to what is shown: #trainers=MACHINE-LADDER
 function toTab(name) {
   show(name);
   const chosen = run && run !== data.runs[data.chosen] ? `=${run.address}` : "";

@@ -5,12 +5,11 @@ The charts are drawn by the page's own script from the data within it: figures a
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -37,6 +36,7 @@ from bench.format import (
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
+from bench.report.folder import stems
 from bench.report.one_run.caption import first_step_tokens
 from bench.report.one_run.peers import peer_results
 from bench.report.one_run.screen import (
@@ -61,6 +61,8 @@ from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
+Share = tuple[str, Callable[[Row], str]]
+"""What the speeds of a run are shares of, and a rung's share in words."""
 
 
 def page(report: Report) -> str:
@@ -70,10 +72,8 @@ def page(report: Report) -> str:
     shown = {
         "chosen": chosen,
         "runs": [
-            {"address": address, **_run(board, hardware, report.price_per_hour)}
-            for address, board, hardware in zip(
-                _addresses(boards), boards, machine_titles(boards), strict=True
-            )
+            {"address": quote(stem, errors="replace"), **_run(board, hardware, report.price_per_hour)}
+            for stem, board, hardware in zip(stems(boards), boards, machine_titles(boards), strict=True)
         ],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
@@ -103,22 +103,13 @@ def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
     return board.climbs, len(measured), max(measured, default=0.0)
 
 
-def _addresses(boards: Sequence[Scoreboard]) -> Iterator[str]:
-    """Names of the runs in the page's address, of characters that no browser escapes, each once."""
-    seen = Counter[str]()
-    for board in boards:
-        name = board.source.stem if board.source else board.ladder
-        safe = re.sub(r"[^\w.-]+", "-", f"{board.environment.machine}.{name}", flags=re.ASCII)
-        seen[safe] += 1
-        yield safe if seen[safe] == 1 else f"{safe}.{seen[safe]}"
-
-
 # --- The data of the charts: each figure once as a number and once as the text that tables show
 
 
 def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict[str, Any]:
     """A run of the selector: its answer, the rows of its climb, and what each change buys."""
     ours, results = peer_results(board)
+    share = _share(board)
     peers = {
         result.peer.row.index: judged(result.ratio, result.verdict) for result in results if result.ratio
     }
@@ -132,12 +123,12 @@ def _run(board: Scoreboard, hardware: str, price_per_hour: float | None) -> dict
         "limit": limit_tps(board, board.fastest) if board.fastest else None,
         "swept": board.swept,
         "keeps": keeps(board) or _values(board),
-        "answer": list(_answer(board)),
+        "answer": list(_answer(board, share)),
         "findings": [
             plain(line) for line in (*findings(board, price_per_hour, settings=True), *marks(board))
         ],
         "warnings": [plain(line) for line in warnings_by_weight(board)],
-        "rows": [_row(board, row, peers.get(row.index)) for row in board.rows],
+        "rows": [_row(board, row, share, peers.get(row.index)) for row in board.rows],
         "ours": plain(f"{ours.row.rung}, {ours.row.tokens_per_step or 0:,} tokens per step")
         if ours
         else None,
@@ -153,7 +144,7 @@ def _values(board: Scoreboard) -> str:
     return f"Values of {', '.join(swept)}." if swept else ""
 
 
-def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
+def _answer(board: Scoreboard, share: Share) -> Iterator[tuple[str, str]]:
     """The large figures, each with what it is; one that is absent is left out."""
     best = board.fastest
     if best is None:
@@ -167,17 +158,17 @@ def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
         step = f"{first_step_tokens(board):,} tokens per step, as {plain(board.rows[0].rung)}"
         same = f"; {times(alike.speedup.value)} with {step}" if alike and alike.speedup else ""
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
-    of, share = _share(board, best)
+    of, of_row = share
     if most := limit_tps(board, best):
         yield whole_percent(best.mean_tps / most), f"of the limit, {number(most)} tokens/s"
-    elif share:
-        yield share, of
+    elif reached := of_row(best):
+        yield reached, of
 
 
-def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any]:
+def _row(board: Scoreboard, row: Row, share: Share, ours_over_it: str | None) -> dict[str, Any]:
     """A row of the climb. ours_over_it: for another trainer, our fastest rung's speed over its."""
     records = board.records_of(row)
-    words, (of, share), over_first = why_not_counted(row), _share(board, row), board.over_first(row)
+    words, (of, of_row), over_first = why_not_counted(row), share, board.over_first(row)
     not_counted = words or ("; ".join(row.caveats) or None)
     short = status_of(row) if words else "other maths" if row.other_maths else "a warning is about it"
     figures = {
@@ -185,7 +176,7 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
         "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
         "ours over it": ours_over_it,
         "over the first rung": ratio(over_first) if over_first else None,
-        of: share or None,
+        of: of_row(row) or None,
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,
         "instead of figures" if row.tps is None else "not counted": not_counted,
@@ -214,11 +205,11 @@ def _row(board: Scoreboard, row: Row, ours_over_it: str | None) -> dict[str, Any
     }
 
 
-def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
-    """What a rung's speed is a share of, and the share; it is empty where it is not known."""
+def _share(board: Scoreboard) -> Share:
+    """What the speeds of a run are shares of, and a rung's share in words, empty where it is not known."""
     name, share = share_of_limit(board)
     of = "of the chip's peak (MFU)" if name == MFU else name
-    return of, whole_percent(share(row))
+    return of, lambda row: whole_percent(share(row))
 
 
 def _gain(row: Row) -> str:

@@ -173,6 +173,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     rows = board.taken
     fastest = max((row.tps.value for row in rows if row.tps and why_not_counted(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
+    about = _share_of(share_title, board)
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=3
     )
@@ -184,7 +185,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         _gain_column(board, with_interval=not bars),
         *([Column[Row]("±", lambda row: spread(row.gain), drop=2)] if bars else []),
         Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else bare_ratio(row.speedup), drop=6),
-        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=5, about=_share_of(board)),
+        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=5, about=about),
         Column[Row]("memory", lambda row: _memory(row, board), drop=4),
         Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
     ]
@@ -237,9 +238,8 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
     return DERIVED_MFU, lambda row: row.mfu
 
 
-def _share_of(board: Scoreboard) -> str:
-    """What share_of_limit() is a share of; empty where its title says so."""
-    name, _ = share_of_limit(board)
+def _share_of(name: str, board: Scoreboard) -> str:
+    """What share_of_limit() is a share of; empty where its title, `name`, says so."""
     if name == OF_LIMIT and board.fastest:
         return f"{OF_LIMIT}: of the limit below, {plain(board.fastest.rung)}'s at the rates measured here."
     return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""

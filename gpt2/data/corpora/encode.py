@@ -122,7 +122,8 @@ class Encoder:
         try:
             for pieces, following in groups(documents, documents.state_dict, BATCH_PIECES, BATCH_CHARS):
                 characters = sum(len(piece.text) for piece in pieces)
-                work = self._submitted(pieces) if self._pool else pieces
+                with _starting():
+                    work = self._pool.submit(encode, pieces) if self._pool else pieces
                 waiting.append((position, characters, work))
                 position = following
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
@@ -134,11 +135,6 @@ class Encoder:
                 "a process that tokenised was ended from outside (out of memory?); run the same again to go "
                 "on, with fewer processes"
             ) from None
-
-    def _submitted(self, pieces: list[Piece]) -> Future[Encoded]:
-        assert self._pool is not None
-        with _starting():
-            return self._pool.submit(encode, pieces)
 
     def _finished(
         self,

@@ -299,6 +299,7 @@ def test_every_rung_s_share_is_of_the_fastest_one_s_limit() -> None:
     name, share = share_of_limit(board)
     assert name == "of limit"
     most = limit_tps(board, board.rows[1])
+    assert most
     assert [share(row) for row in board.rows] == pytest.approx([100.0 / most, 200.0 / most])
     assert told(board, "Limit: ").startswith(f"Limit: {number(most)} tokens/s")
 
