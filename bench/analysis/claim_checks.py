@@ -208,8 +208,9 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
     proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
     measured = [(record.repetition, record.measurement.proofs) for record in rung if record.measurement]
+    asked = [(repetition, proofs) for repetition, proofs in measured if proofs != {}]
     inert_rounds = []
-    for repetition, proofs in measured:
+    for repetition, proofs in asked:
         if proofs is None:
             return f"no proof was taken in round {repetition}"
         without_effect = []
@@ -226,7 +227,7 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
             inert_rounds.append(without_effect)
     if not inert_rounds:
         return None
-    some = f" in {len(inert_rounds)} of {len(measured)} rounds" if len(inert_rounds) < len(measured) else ""
+    some = f" in {len(inert_rounds)} of {len(asked)} rounds" if len(inert_rounds) < len(asked) else ""
     return "; ".join(f"{toggle} had no effect{some}: {evidence}" for toggle, evidence in inert_rounds[0])
 
 

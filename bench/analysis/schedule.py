@@ -185,10 +185,17 @@ The least that was seen on a CPU: the fastest way of each matmul is found out an
 """
 
 
-def _with_code_found(record: Record, seconds: float) -> float:
-    """Seconds of a process, if its code had been compiled before, as for the next one of its rung it is."""
+def seconds_of_next(record: Record, seconds: float, *, finds_code: bool) -> float:
+    """How long the next process of a rung takes, if this one took `seconds`: it need not do all again.
+
+    finds_code: whether what this one compiled is still there.
+    """
     m = record.measurement
-    if m is None or m.compile_cache in (None, "warm") or m.first_step_seconds is None or not m.block_steps:
+    if m is None:
+        return seconds
+    seconds -= m.once_seconds or 0.0
+    compiled = finds_code and m.compile_cache not in (None, "warm")
+    if not compiled or m.first_step_seconds is None or not m.block_steps:
         return seconds
     step = median(m.block_seconds) / m.block_steps
     return seconds - FOUND * max(0.0, m.first_step_seconds - step)
@@ -205,7 +212,7 @@ class Schedule:
     rungs: Sequence[Rung]
     ablate: bool = False
     _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """By kind and rung, what a process that finds its code compiled takes."""
+    """By kind and rung, what its next process is expected to take."""
     _whole: list[float] = field(default_factory=list)
     """What each process took."""
     _done: set[tuple[str, int, int]] = field(default_factory=set)
@@ -258,7 +265,7 @@ class Schedule:
         The rest of a round pairs with nothing before the interruption, so it gets a first rung of its own.
         """
         for record in records:
-            self._note(record, record.process_seconds, record.process_seconds)
+            self._note(record, record.process_seconds, finds_code=False)
         rest = {task.kind for task in self.round(1)}
         if records and rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
             self._every_round.append(self._controls[0])
@@ -295,16 +302,17 @@ class Schedule:
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""
-        self._note(record, seconds, None if seconds is None else _with_code_found(record, seconds))
+        self._note(record, seconds, finds_code=True)
 
-    def _note(self, record: Record, took: float | None, seconds: float | None) -> None:
-        """seconds: that the next process of the same kind is expected to take."""
+    def _note(self, record: Record, took: float | None, *, finds_code: bool) -> None:
+        """finds_code: whether the next process of the same rung finds what this one compiled."""
         if record.cut_short:
             return
-        self._whole += [took] if took is not None else []
         self._done.add(record.key)
-        if seconds is not None:
-            self._seconds.setdefault(record.key[:2], []).append(seconds)
+        if took is not None:
+            self._whole.append(took)
+            expected = seconds_of_next(record, took, finds_code=finds_code)
+            self._seconds.setdefault(record.key[:2], []).append(expected)
         if record.status == "unsupported":
             self._skipped.add(record.key[:2])
 

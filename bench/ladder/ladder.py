@@ -87,6 +87,11 @@ class Protocol:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
 
     @property
+    def short_of_time(self) -> bool:
+        """Whether what is the same in each process is done once in a run: compiling, choosing, proving."""
+        return self.carry == "if_faster" or self.control == "last"
+
+    @property
     def least_blocks(self) -> int:
         """Blocks that a window has however long they take."""
         return min(LEAST_BLOCKS, self.blocks)

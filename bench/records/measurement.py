@@ -116,6 +116,9 @@ class Measurement(Plain):
     """Part of startup_seconds that opened the corpus."""
     first_step_seconds: Amount | None
     """Duration of the first optimiser step, compilation included; null for external rungs."""
+    once_seconds: Amount | None = None
+    """Time after the window for what later processes of the rung in a run need not do: gradients, losses, and
+    proofs where time is short. Null in older records and where none of it was done."""
     compile_cache: CacheState | None
     """State of the compiler's cache at the start; null where nothing was compiled. shared: it held other
     rungs' code, of which parts may have served."""
@@ -203,7 +206,10 @@ class Measurement(Plain):
     chips_after: list[ChipState] | None = None
     """Counters just after the window."""
     proofs: dict[str, Proof] | None = None
-    """Proofs by toggle, from one profiled step after the window; null where none was taken."""
+    """Proofs by toggle, from one profiled step after the window; null where none could be taken.
+
+    Empty where none was asked for, as an earlier process of the run had the same toggles.
+    """
 
     @model_validator(mode="before")
     @classmethod

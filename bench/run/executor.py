@@ -30,7 +30,7 @@ from bench.run.command import Options, anonymous, ceiling_command, external_comm
 from bench.run.nodes.coordinator import DistributedTask, Team
 from bench.run.nodes.topology import Part, nodes_for
 from bench.run.probe import ProbeResult
-from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, MATMUL_CHOICES, Toggles, UnsupportedToggle
 from gpt2.training.reexec import own_path, own_variables
 from gpt2.training.stages import environment, threads, unheeded_threads
 
@@ -222,6 +222,7 @@ class Executor:
             CODE: code,
             RUNNER: str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
+            **({MATMUL_CHOICES: str(self.scratch / "matmuls")} if self.ladder.protocol.short_of_time else {}),
         }
 
     def _compiled_code(self, task: Task) -> tuple[Path, str]:
@@ -232,14 +233,13 @@ class Executor:
         differ by little, and compiling takes half the time of a process.
         """
         rung, protocol = task.rung, self.ladder.protocol
-        short_of_time = protocol.carry == "if_faster" or protocol.control == "last"
         kept = self.options.compile_cache
         # A control compiles as its rung does: in the first round too, unless that rung finds compiled code by
         # then. A rung that was tried finds what its try compiled.
-        found = short_of_time or kept
+        found = protocol.short_of_time or kept
         kind = "cumulative" if task.kind == "scout" or (task.kind == "control" and found) else task.kind
         folder = code = self._digest(kind, rung.external or asdict(rung.toggles))
-        if short_of_time and not kept and not rung.external:
+        if protocol.short_of_time and not kept and not rung.external:
             alike = [getattr(rung.toggles, name) for name in UNKEYED]
             folder = self._digest(f"shared {self._cut_off}", alike)
         return (kept.absolute() if kept else self.scratch) / f"inductor-{folder}", code

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from bench.analysis.attribution import ratios
 from bench.analysis.run_records import carried_rungs, together
-from bench.analysis.schedule import Cut, Schedule, Task, changes_of
+from bench.analysis.schedule import Cut, Schedule, Task, changes_of, seconds_of_next
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.scouting import FAR_TOO_SLOW, is_close, is_stale, judge, last_carried, within_noise
 from bench.format import duration, listed
@@ -179,12 +179,17 @@ class Climb:
         """
         if self._rounds:
             return self._rounds.seconds_left(repetition, rounds)
-        took = [(r.rung_index, r.process_seconds) for r in self._tried if r.process_seconds is not None]
-        of_first = [seconds for index, seconds in took if index == self._own[0].index]
-        of_others = [seconds for index, seconds in took if index != self._own[0].index]
-        if not took:
+        timed = [(r, r.process_seconds) for r in self._tried if r.process_seconds is not None]
+        if not timed:
             return None
-        first, each = mean(of_first or of_others), mean(of_others or of_first)
+        of_first = [pair for pair in timed if pair[0].rung_index == self._own[0].index]
+        of_others = [pair for pair in timed if pair[0].rung_index != self._own[0].index]
+        each = mean(seconds for _, seconds in of_others or of_first)
+        finds_code = not self._tried_before
+        first, next_each = (
+            mean(seconds_of_next(record, seconds, finds_code=finds_code) for record, seconds in pairs)
+            for pairs in (of_first or of_others, of_others or of_first)
+        )
         known = {record.rung_index for record in self._tried} - {self._own[0].index}
         carried = len(self._carried - {self._own[0].name})
         to_try = sum(not rung.again and rung.index not in known for rung in self._own[1:])
@@ -192,8 +197,10 @@ class Climb:
         per_rung = len(of_others) / len(known) if known else 1.0  # some are tried twice and more
         windows = [self._longer(record) for record in self._tried if record.measurement]
         longer = mean(windows) if windows else 0.0
-        a_round = 2 * (first + longer) + (expected + 1) * (each + longer)  # with its two controls
-        return to_try * per_rung * each + (rounds - repetition + 1) * a_round
+        a_round = 2 * (first + longer) + (expected + 1) * (next_each + longer)  # with its two controls
+        once = mean((r.measurement and r.measurement.once_seconds) or 0.0 for r, _ in of_others or of_first)
+        first_round = (expected + 1) * once if repetition == 1 else 0.0
+        return to_try * per_rung * each + first_round + (rounds - repetition + 1) * a_round
 
     def _longer(self, tried: Record) -> float:
         """Seconds by which a window of the rounds is longer than that of a try."""

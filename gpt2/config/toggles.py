@@ -23,6 +23,10 @@ SCALES_IN_ADAMW = devices(lambda kind: kind.scales_in_adamw)
 SHARDS = devices(lambda kind: kind.shards)
 
 
+MATMUL_CHOICES = "GPT2_MATMUL_CHOICES"
+"""Environment variable: a file in which processes of one machine keep what products=tuned has chosen."""
+
+
 class UnsupportedToggle(GPT2Error):
     """A toggle that this device does not support; the message says why and what to choose instead."""
 

@@ -8,9 +8,12 @@ by rows or columns of the result, both cores work. No sum is split: each element
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from gpt2.config.toggles import MATMUL_CHOICES
 from gpt2.model.autograd import operator, product_dtype
 
 ROUNDS = 5
@@ -54,8 +58,23 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     key = (torch.get_num_threads(), a.shape, b.shape, *layouts, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
-        name = _chosen[key] = _fastest(a, b, bias)
+        name = _chosen[key] = _kept(key) or _keep(key, _fastest(a, b, bias))
     return _arranged(name, a, b, bias)
+
+
+def _kept(key: Key) -> str | None:
+    """The way that another process chose for this shape; None if there is none."""
+    file = Path(os.environ.get(MATMUL_CHOICES, ""))
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((name for name in _ways(key[-2]) if f"{key}: {name}" in lines), None)
+
+
+def _keep(key: Key, name: str) -> str:
+    """Return `name`, the way chosen for this shape, once other processes find it."""
+    if file := os.environ.get(MATMUL_CHOICES):
+        with contextlib.suppress(OSError), Path(file).open("a") as lines:  # the disk may be full
+            lines.write(f"{key}: {name}\n")
+    return name
 
 
 def _by_onednn(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,9 +96,7 @@ def _multiplied(a: Tensor, b: Tensor, bias: Tensor | None, onednn: bool) -> Tens
 
 
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
-    names = ["whole", *(f"{side} in {parts}" for side in ("rows", "columns") for parts in _parts())]
-    if a.dtype == torch.float32 and torch.backends.mkldnn.is_available():  # bfloat16's are oneDNN's anyway
-        names.append(ONEDNN)
+    names = _ways(a.dtype)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     begun = time.perf_counter()
     for number in range(ROUNDS):
@@ -94,9 +111,14 @@ def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
     return fastest if times[fastest] < WORTH_CUTTING * times["whole"] else "whole"
 
 
-def _parts() -> list[int]:
+def _ways(dtype: torch.dtype) -> list[str]:
+    """Names of the ways in which a matmul can be done, see _arranged()."""
     threads = torch.get_num_threads()
-    return [threads, 2 * threads] if threads > 1 else [2, 4]
+    parts = [threads, 2 * threads] if threads > 1 else [2, 4]
+    names = ["whole", *(f"{side} in {number}" for side in ("rows", "columns") for number in parts)]
+    if dtype == torch.float32 and torch.backends.mkldnn.is_available():  # bfloat16's are oneDNN's anyway
+        names.append(ONEDNN)
+    return names
 
 
 def _arranged(name: str, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:

@@ -236,6 +236,20 @@ def test_a_rung_without_any_proof_is_inert() -> None:
     assert (row.status, row.error) == ("inert", "no proof was taken in round 1")
 
 
+def test_a_proof_that_one_round_took_holds_for_those_that_were_asked_for_none() -> None:
+    inert = Proof(took_effect=False, evidence="nothing ran")
+    for took, status, error in (
+        (Proof(took_effect=True, evidence="fused"), "ok", None),
+        (inert, "inert", "adamw=fused had no effect: nothing ran"),
+    ):
+        rounds = [
+            record("b", 1, repetition=repetition, toggles=FUSED, measurement=measurement(proofs=proofs))
+            for repetition, proofs in ((1, {"adamw": took}), (2, {}), (3, {}))
+        ]
+        row = second(*rounds)
+        assert (row.status, row.error) == (status, error)
+
+
 def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
     both = replace(FUSED, compile="default")
     fused = Proof(took_effect=True, evidence="fused")

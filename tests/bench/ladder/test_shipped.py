@@ -113,7 +113,7 @@ def test_an_installed_wheel_runs_quick_and_a_ladder_by_its_name_from_an_empty_fo
     small = ["workload.model=tiny", "workload.seq_len=32", "workload.data=synthetic"]
     options = [part for value in small for part in ("--set", value)]
     done, rungs = measured("quick", "quick", "--minutes", "0.5", *options)
-    assert rungs == {"plain", "usual settings", "best known"}
+    assert rungs == {"baseline", "usual settings", "best known"}
     assert "best known: all of cpu that this machine supports" in done.stderr
     shown = [line.strip().split("  ")[0] for line in done.stdout.splitlines()]
     assert rungs <= set(shown)

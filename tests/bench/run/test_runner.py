@@ -41,14 +41,14 @@ from bench.run.command import Options
 from bench.run.probe import ProbeResult, _first_here
 from bench.run.runner import run
 from bench.stats import MOST_ROUNDS_UNTIL
-from gpt2.config.toggles import UnsupportedToggle
+from gpt2.config.toggles import MATMUL_CHOICES, UnsupportedToggle
 from gpt2.device import DEVICES, Cpu
 
 pytestmark = pytest.mark.usefixtures("quick_start")
 
 
 def run_with(
-    write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
+    write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float | str
 ) -> list[Record]:
     """Run a ladder; with `script`, every worker is that Python program instead, or GOOD for a rung `good`."""
     ladder = load(write_ladder(rungs, **protocol))
@@ -756,6 +756,39 @@ def test_a_cache_is_warm_only_where_all_code_came_into_it(
     assert compile_cache() == state
     assert mark_compile_cache() is bool(there)
     assert compile_cache() == ("warm" if there else "cold")
+
+
+ALL = {(repetition, kind) for repetition in (1, 2) for kind in ("cumulative", "control")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("control", "proved"), [("last", {(1, "cumulative")}), ("first_and_last", ALL)])
+def test_where_time_is_short_the_first_process_of_a_rung_alone_proves_its_toggles(
+    control: str, proved: set[tuple[int, str]], write_ladder, tmp_path: Path
+) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, control=control)
+    assert {(r.repetition, r.kind) for r in records} == ALL
+    assert {(r.repetition, r.kind) for r in records if r.measurement and r.measurement.proofs} == proved
+    assert all(r.measurement and r.measurement.proofs is not None for r in records)
+    (row,) = scoreboard(records).rows
+    assert row.status == "ok"
+
+
+@pytest.mark.parametrize(("control", "kept"), [("last", True), ("first_and_last", False)])
+def test_where_time_is_short_processes_keep_what_they_chose_for_each_matmul(
+    control: str, kept: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, genuine = list[str | None](), processes.supervise
+
+    def supervise(argv: list[str], environ: dict[str, str], *rest):
+        files.append(environ.get(MATMUL_CHOICES))
+        return genuine([sys.executable, "-c", GOOD], environ, *rest)
+
+    monkeypatch.setattr(processes, "supervise", supervise)
+    run(load(write_ladder("[{name: a}]", repeats=2, control=control)), Options(out=tmp_path), Silent())
+    assert len(files) == 4
+    assert len(set(files)) == 1
+    assert (files[0] is not None) is kept
 
 
 @pytest.mark.parametrize(("carry", "shared"), [("always", False), ("if_faster", True)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from trainings import FAST, FOUR, WORKLOAD, start
 
+from gpt2.config.toggles import MATMUL_CHOICES
 from gpt2.model import tuned_linear
 from gpt2.model.attention import BlockAttention
 from gpt2.model.autograd import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
@@ -105,6 +107,43 @@ def test_a_product_shared_out_is_the_whole_product(side: str, parts: int) -> Non
     a, b, bias = torch.randn(13, 5), torch.randn(6, 5).t(), torch.randn(6)
     out = tuned_linear._arranged(f"{side} in {parts}", a, b, bias)
     torch.testing.assert_close(out, torch.addmm(bias, a, b))
+
+
+def tuned_anew(monkeypatch: pytest.MonkeyPatch, timed: str) -> None:
+    """Run a tuned product as a new process would; timed: what it finds fastest if it times the ways."""
+    monkeypatch.setattr(tuned_linear, "_chosen", {})
+    monkeypatch.setattr(tuned_linear, "_fastest", lambda *operands: timed)
+    tuned_linear.tuned_linear(torch.randn(16, 8), torch.randn(24, 8))
+
+
+def test_what_one_process_chose_for_a_product_the_next_one_takes_without_timing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MATMUL_CHOICES, str(tmp_path / "choices"))
+    tuned_anew(monkeypatch, "rows in 4")
+    tuned_anew(monkeypatch, "whole")
+    assert tuned_linear.chosen() == {"rows in 4": 1}
+    monkeypatch.delenv(MATMUL_CHOICES)
+    tuned_anew(monkeypatch, "whole")
+    assert tuned_linear.chosen() == {"whole": 1}
+
+
+@pytest.mark.parametrize("content", ["", "\0\n: rows in 4\n", "rows in 4"])
+def test_a_product_that_the_kept_choices_do_not_name_is_timed(
+    content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "choices").write_text(content)
+    monkeypatch.setenv(MATMUL_CHOICES, str(tmp_path / "choices"))
+    tuned_anew(monkeypatch, "whole")
+    assert tuned_linear.chosen() == {"whole": 1}
+
+
+def test_where_choices_cannot_be_kept_the_product_is_computed_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(MATMUL_CHOICES, "/dev/full")
+    tuned_anew(monkeypatch, "rows in 4")
+    assert tuned_linear.chosen() == {"rows in 4": 1}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
