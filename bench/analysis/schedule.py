@@ -178,10 +178,10 @@ def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
                 yield kind, changed
 
 
-FOUND = 0.35
-"""Share of the first step that a process saves which finds the code that another one compiled.
+FOUND = 0.55
+"""Share of its compiling that a process saves which finds the code that another one compiled.
 
-The least that was seen on a CPU: the fastest way of each matmul is found out anew in each process.
+A little less than was ever seen: 0.59 on a CPU, 0.83 on a GPU, where no matmul was timed to choose its way.
 """
 
 

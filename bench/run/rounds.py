@@ -186,9 +186,10 @@ class Climb:
         of_others = [pair for pair in timed if pair[0].rung_index != self._own[0].index]
         each = mean(seconds for _, seconds in of_others or of_first)
         finds_code = not self._tried_before
+        of_kept = [pair for pair in of_others if pair[0].measurement] or of_first  # like those of the rounds
         first, next_each = (
             mean(seconds_of_next(record, seconds, finds_code=finds_code) for record, seconds in pairs)
-            for pairs in (of_first or of_others, of_others or of_first)
+            for pairs in (of_first or of_others, of_kept or of_others)
         )
         known = {record.rung_index for record in self._tried} - {self._own[0].index}
         carried = len(self._carried - {self._own[0].name})
@@ -198,7 +199,7 @@ class Climb:
         windows = [self._longer(record) for record in self._tried if record.measurement]
         longer = mean(windows) if windows else 0.0
         a_round = 2 * (first + longer) + (expected + 1) * (next_each + longer)  # with its two controls
-        once = mean((r.measurement and r.measurement.once_seconds) or 0.0 for r, _ in of_others or of_first)
+        once = mean((r.measurement and r.measurement.once_seconds) or 0.0 for r, _ in of_kept or of_others)
         first_round = (expected + 1) * once if repetition == 1 else 0.0
         return to_try * per_rung * each + first_round + (rounds - repetition + 1) * a_round
 

@@ -85,18 +85,19 @@ def all_settings(ladder: Ladder, toggles: Toggles) -> tuple[str, ...]:
 def best_known(ladder: Ladder, model: str, out: Path, machine: Environment) -> tuple[Toggles, str]:
     """Return the toggles of the fastest rung that this ladder's results have for this machine.
 
-    Without results: those of its last rung, as far as this machine supports them. With it, words on where
-    they are from.
+    Runs of some of its rungs only do not count: what they left out may be faster. Without results: those of
+    its last rung, as far as this machine supports them. With it, words on where they are from.
     """
     folder = out / machine.machine
     boards = load_boards([folder], needed=False)[0] if folder.is_dir() else []
     for board in sorted(boards, key=lambda board: board.begun, reverse=True):
         best, task = board.own.fastest, board.records[0].workload
         same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
-        if same and best and not board.interrupted and board.environment.machine == machine.machine:
+        whole = not board.interrupted and board.records[0].chosen is None
+        if same and best and whole and board.environment.machine == machine.machine:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
     top = suited([ladder.path])[0].top
-    why = f"{ladder.name} has no results here (bench run {ladder.path.stem} makes some)"
+    why = f"{ladder.name} has no whole results here (bench run {ladder.path.stem} makes some)"
     return top.toggles, f"all of {ladder.name} that this machine supports, as {why}"
 
 

@@ -139,7 +139,7 @@ def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
     assert schedule.seconds_left(1, 2) == 2 * 15.0 + 10.0 + 20.0 + 2 * 15.0
 
 
-@pytest.mark.parametrize(("state", "left"), [("cold", 42.5), ("shared", 42.5), ("warm", 60.0), (None, 60.0)])
+@pytest.mark.parametrize(("state", "left"), [("cold", 32.5), ("shared", 32.5), ("warm", 60.0), (None, 60.0)])
 def test_time_left_counts_little_of_the_compiling_that_the_next_process_of_a_rung_need_not_do(
     state: str | None, left: float, write_ladder
 ) -> None:
@@ -149,6 +149,22 @@ def test_time_left_counts_little_of_the_compiling_that_the_next_process_of_a_run
     )
     schedule = Schedule(ladder, ladder.rungs)
     schedule.ended(record("a", measurement=compiled), 60.0)
+    assert schedule.seconds_left(2, 2) == pytest.approx(left)
+
+
+@pytest.mark.parametrize(("resumed", "left"), [(False, 19.5), (True, 47.0)])
+def test_time_left_does_not_count_again_what_a_rung_does_once(
+    resumed: bool, left: float, write_ladder
+) -> None:
+    """13 s after the window; and compiling, unless the run is resumed, which deletes what was compiled."""
+    ladder = load(write_ladder("[{name: a}]", repeats=1))
+    took = {"once_seconds": 13.0, "compile_cache": "cold", "first_step_seconds": 51.0}
+    done = record("a", measurement=measurement(block_steps=2, block_seconds=[2.0, 2.0, 2.0], **took))
+    schedule = Schedule(ladder, ladder.rungs)
+    if resumed:
+        schedule.resume([done.model_copy(update={"process_seconds": 60.0})])
+    else:
+        schedule.ended(done, 60.0)
     assert schedule.seconds_left(2, 2) == pytest.approx(left)
 
 

@@ -38,11 +38,20 @@ def peers(
     return path
 
 
-def results(climb: Ladder, out: Path, at: str = "20260101T000000Z", **speeds: float) -> None:
-    """Results of the climb on a machine, by a run of one round; without a speed a rung was not reached."""
+def results(
+    climb: Ladder,
+    out: Path,
+    at: str = "20260101T000000Z",
+    chosen: list[str] | None = None,
+    **speeds: float,
+) -> None:
+    """Results of the climb on a machine, by a run of one round; without a speed a rung was not reached.
+
+    chosen: names of the rungs that the user asked for; None for all.
+    """
     file = out / MACHINE.machine / f"climb-{at}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
-    for rung in climb.rungs:
+    for rung in climb.chosen(chosen or ()):
         if rung.name not in speeds:
             append(
                 file,
@@ -55,7 +64,8 @@ def results(climb: Ladder, out: Path, at: str = "20260101T000000Z", **speeds: fl
                 ),
             )
             return
-        append(file, process(climb, Task(kind="cumulative", rung=rung, repetition=1), speeds[rung.name]))
+        task = Task(kind="cumulative", rung=rung, repetition=1)
+        append(file, process(climb, task, speeds[rung.name], chosen=chosen))
 
 
 def test_a_rung_starts_from_the_fastest_rung_that_was_found_here(climb: Ladder, tmp_path: Path) -> None:
@@ -92,9 +102,20 @@ def test_without_results_it_takes_all_that_this_machine_supports_and_says_so(
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
     assert (ladder.rung("ours").toggles.attention, ladder.rung("ours").toggles.adamw) == ("explicit", "fused")
     assert note == (
-        "ours: all of climb that this machine supports, as climb has no results here "
+        "ours: all of climb that this machine supports, as climb has no whole results here "
         "(bench run climb makes some)"
     )
+
+
+def test_results_of_some_rungs_only_are_not_taken(
+    climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they left out may be faster."""
+    results(climb, tmp_path / "out", chosen=["a", "b"], a=100, b=300)
+    monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]), []))
+    ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
+    assert ladder.rung("ours").toggles.adamw == "fused"
+    assert "has no whole results here" in note
 
 
 def test_results_of_another_machine_or_model_are_not_taken(
@@ -105,10 +126,10 @@ def test_results_of_another_machine_or_model_are_not_taken(
     other = MACHINE.model_copy(update={"chip": "NVIDIA L4"})
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", other)
     assert ladder.rung("ours").toggles.adamw == "fused"
-    assert "has no results here" in note
+    assert "has no whole results here" in note
     (tmp_path / "out" / MACHINE.machine).rename(tmp_path / "out" / other.machine)  # copied into its folder
     _, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", other)
-    assert "has no results here" in note
+    assert "has no whole results here" in note
 
 
 def test_a_ladder_of_another_model_is_refused(climb: Ladder, tmp_path: Path) -> None:
@@ -159,4 +180,4 @@ def test_a_run_that_was_broken_off_is_not_taken_for_what_was_found(
     monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]), []))
     ladder, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
     assert ladder.rung("ours").toggles.adamw == "fused"
-    assert "has no results here" in note
+    assert "has no whole results here" in note

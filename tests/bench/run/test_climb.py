@@ -550,6 +550,22 @@ def test_a_run_with_rungs_tried_together_goes_on_with_what_is_missing(ladder: La
     assert len(tried_together(records)) == 1
 
 
+def test_time_left_of_a_climb_counts_what_a_rung_does_once_in_the_first_round_only(ladder: Ladder) -> None:
+    """Two rungs are kept, so that a round has three of the ladder and two controls."""
+
+    def left(once: float | None, first: int, last: int) -> float:
+        tries = [each for each in of_speeds(ladder, SPEEDS) if each.kind == "scout"]
+        took = [
+            measured(each, once_seconds=once).model_copy(update={"process_seconds": 60.0}) for each in tries
+        ]
+        source = Climb(ladder, ladder.rungs)
+        source.resume(took)
+        return source.seconds_left(first, last) or 0.0
+
+    assert left(None, 1, 1) - left(20.0, 1, 1) == pytest.approx(2 * 20.0)  # the controls
+    assert left(None, 2, 3) - left(20.0, 2, 3) == pytest.approx(2 * 5 * 20.0)
+
+
 def test_the_first_step_of_a_rung_is_timed_in_tries_of_the_same_toggles(ladder: Ladder) -> None:
     """Tried together, d compiles what the rounds measure; tried alone, it did not."""
 
