@@ -21,6 +21,7 @@ from bench.format import (
     whole_percent,
     with_interval,
 )
+from bench.ladder.shipped import QUICK
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
 from gpt2.config.toggles import HOST
@@ -307,9 +308,10 @@ def mark(row: Row, board: Scoreboard) -> str:
 def certainty(board: Scoreboard, best: Row) -> str:
     """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
-        rounds = f"{LEAST_ROUNDS} rounds and " if board.rounds < LEAST_ROUNDS else ""
-        again = "the first rung run again in each round (A/A control)"
-        return f"not known; that takes {rounds}{again}"
+        if board.rounds < LEAST_ROUNDS:
+            longer = "bench quick --minutes 10" if board.ladder == QUICK else f"--repeats {LEAST_ROUNDS}"
+            return f"not known from {plural(board.rounds, 'round')}; that takes {LEAST_ROUNDS} ({longer})"
+        return "not known; that takes the first rung run again in each round (A/A control)"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
         over = "" if board.swept else f" over {plain(board.rows[0].rung)}"
