@@ -58,15 +58,15 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     key = (torch.get_num_threads(), a.shape, b.shape, *layouts, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
-        name = _chosen[key] = _kept(key) or _keep(key, _fastest(a, b, bias))
+        name = _chosen[key] = _kept(key, a.dtype) or _keep(key, _fastest(a, b, bias))
     return _arranged(name, a, b, bias)
 
 
-def _kept(key: Key) -> str | None:
+def _kept(key: Key, dtype: torch.dtype) -> str | None:
     """The way that another process chose for this shape; None if there is none."""
     file = Path(os.environ.get(MATMUL_CHOICES, ""))
     lines = file.read_text().splitlines() if file.is_file() else []
-    return next((name for name in _ways(key[-2]) if f"{key}: {name}" in lines), None)
+    return next((name for name in _ways(dtype) if f"{key}: {name}" in lines), None)
 
 
 def _keep(key: Key, name: str) -> str:

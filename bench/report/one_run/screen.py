@@ -241,7 +241,7 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
 def _share_of(name: str, board: Scoreboard) -> str:
     """What share_of_limit() is a share of; empty where its title, `name`, says so."""
     if name == OF_LIMIT and board.fastest:
-        return f"{OF_LIMIT}: of the limit below, {plain(board.fastest.rung)}'s at the rates measured here."
+        return f"{OF_LIMIT}: tokens/s over the limit below, which is that of {plain(board.fastest.rung)}."
     return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
