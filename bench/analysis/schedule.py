@@ -178,14 +178,15 @@ def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
                 yield kind, changed
 
 
-FOUND = 0.55
-"""Share of its compiling that a process saves which finds the code that another one compiled.
+FOUND, FOUND_BUT_TUNES = 0.55, 0.35
+"""Shares of its compiling that a process saves which finds the code that another one compiled.
 
-A little less than was ever seen: 0.59 on a CPU, 0.83 on a GPU, where no matmul was timed to choose its way.
+The second is for one that times its matmuls anew. Both are a little less than was ever seen: 0.59 on a CPU
+and 0.83 on a GPU, and 0.37.
 """
 
 
-def seconds_of_next(record: Record, seconds: float, *, finds_code: bool) -> float:
+def seconds_of_next(record: Record, seconds: float, ladder: Ladder, *, finds_code: bool) -> float:
     """How long the next process of a rung takes, if this one took `seconds`: it need not do all again.
 
     finds_code: whether what this one compiled is still there.
@@ -198,7 +199,8 @@ def seconds_of_next(record: Record, seconds: float, *, finds_code: bool) -> floa
     if not compiled or m.first_step_seconds is None or not m.block_steps:
         return seconds
     step = median(m.block_seconds) / m.block_steps
-    return seconds - FOUND * max(0.0, m.first_step_seconds - step)
+    tunes = record.toggles.as_toggles.products == "tuned" and not ladder.protocol.short_of_time
+    return seconds - (FOUND_BUT_TUNES if tunes else FOUND) * max(0.0, m.first_step_seconds - step)
 
 
 @dataclass
@@ -311,7 +313,7 @@ class Schedule:
         self._done.add(record.key)
         if took is not None:
             self._whole.append(took)
-            expected = seconds_of_next(record, took, finds_code=finds_code)
+            expected = seconds_of_next(record, took, self.ladder, finds_code=finds_code)
             self._seconds.setdefault(record.key[:2], []).append(expected)
         if record.status == "unsupported":
             self._skipped.add(record.key[:2])

@@ -41,9 +41,9 @@ def quick(
     """Measure how fast GPT-2 124M trains on this machine's best device, in a few minutes.
 
     Three configurations take turns: the baseline; what most people switch on; the best that is known for this
-    machine (what bench run found here, else all that its kind supports), on a CPU with one sequence a step.
-    Ends when the speed-ups are known to 5 %, or after --minutes, but not before three rounds if these take
-    less than three times as long. The results are those of a ladder called quick.
+    machine (what a whole bench run found here, else all that its kind supports), on a CPU with one sequence a
+    step. Ends when the speed-ups are known to 5 %, or after --minutes, but not before three rounds if these
+    take less than three times as long. The results are those of a ladder called quick.
 
     Exit code: as of bench run.
 

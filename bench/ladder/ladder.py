@@ -88,7 +88,7 @@ class Protocol:
 
     @property
     def short_of_time(self) -> bool:
-        """Whether what is the same in each process is done once in a run: compiling, choosing, proving."""
+        """Whether what each process should do alike is done once: compiling, choosing, proving."""
         return self.carry == "if_faster" or self.control == "last"
 
     @property

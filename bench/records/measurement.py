@@ -117,7 +117,7 @@ class Measurement(Plain):
     first_step_seconds: Amount | None
     """Duration of the first optimiser step, compilation included; null for external rungs."""
     once_seconds: Amount | None = None
-    """Time after the window for what later processes of the rung in a run need not do: gradients, losses, and
+    """Time after the window for what the rung's next process need not do: gradients, further losses, and
     proofs where time is short. Null in older records and where none of it was done."""
     compile_cache: CacheState | None
     """State of the compiler's cache at the start; null where nothing was compiled. shared: it held other
@@ -208,7 +208,7 @@ class Measurement(Plain):
     proofs: dict[str, Proof] | None = None
     """Proofs by toggle, from one profiled step after the window; null where none could be taken.
 
-    Empty where none was asked for, as an earlier process of the run had the same toggles.
+    Empty where none was asked for, because an earlier process of the rung had taken them.
     """
 
     @model_validator(mode="before")

@@ -69,8 +69,6 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     overrides = list(options.overrides)
     if task.repetition == 1 and task.kind != "control" and _has_other_gradients(ladder, toggles):
         command.append("--gradients")
-    if ladder.protocol.short_of_time and (task.repetition > 1 or task.kind == "control") and kind != "scout":
-        command.append("--without-proofs")
     if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
         overrides.append("protocol.loss_steps=0")  # the losses are the same in every round
     command += ladder_words(ladder, task.rung, overrides)

@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from bench.analysis.schedule import Cut, Task
 from bench.host.doctor import other_work_cores, warnings
@@ -86,6 +86,8 @@ class Executor:
     """The other nodes; None if there is one."""
     _cut_off: int = 0
     """Processes that may have left files of compiled code half written."""
+    _proved: set[tuple[str, int]] = field(default_factory=set)
+    """Kind and number of the rungs of which a process of this session took proofs."""
 
     def run(self, task: Task) -> Record:
         """Measure a rung once, on each of the nodes that it takes, and return the record.
@@ -194,6 +196,9 @@ class Executor:
             threads=threads(toggles, nodes),
             ranks=ranks,
         )
+        disturbed = other_work is not None or (outcome.measurement and outcome.measurement.stood_still)
+        if disturbed or process.was_cut_off:  # what was timed meanwhile may not be the fastest
+            self._choices(task).unlink(missing_ok=True)
         return outcome.model_copy(
             update={
                 "warnings": [*outcome.warnings, *found],
@@ -222,8 +227,29 @@ class Executor:
             CODE: code,
             RUNNER: str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
-            **({MATMUL_CHOICES: str(self.scratch / "matmuls")} if self.ladder.protocol.short_of_time else {}),
+            MATMUL_CHOICES: str(self._choices(task)) if self.ladder.protocol.short_of_time else "",
         }
+
+    def _choices(self, task: Task) -> Path:
+        """The file in which a task's processes keep the ways of matmuls that they have chosen.
+
+        Rungs on other threads, cores or allocators choose by themselves.
+        """
+        alike = [getattr(task.rung.toggles, name) for name in (*UNKEYED, "allocator")]
+        return self.scratch / f"matmuls-{self._digest('matmuls', alike)}"
+
+    def _proofs(self, task: Task) -> Literal["each", "once", "none"]:
+        """How a task's processes take proofs: where time is short, only the first of each rung does.
+
+        Tries are judged one by one, so that each takes them.
+        """
+        if not self.ladder.protocol.short_of_time:
+            return "each"
+        if task.kind == "control" or task.key[:2] in self._proved:
+            return "none"
+        if task.kind != "scout":
+            self._proved.add(task.key[:2])
+        return "once"
 
     def _compiled_code(self, task: Task) -> tuple[Path, str]:
         """The folder of a task's compiled code, and its name there; both depend on what the code does.
@@ -277,7 +303,7 @@ class Executor:
             return ceiling_command(self.ladder, task.rung.toggles.device)
         if task.rung.external:
             return external_command(self.ladder, task, self.options)
-        return worker_command(self.ladder, task, self.options, part)
+        return [*worker_command(self.ladder, task, self.options, part), "--proofs", self._proofs(task)]
 
     def _record(
         self, task: Task, started: str, nodes: int, outcome: Outcome, *, bare: bool = False

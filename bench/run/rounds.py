@@ -188,7 +188,7 @@ class Climb:
         finds_code = not self._tried_before
         of_kept = [pair for pair in of_others if pair[0].measurement] or of_first  # like those of the rounds
         first, next_each = (
-            mean(seconds_of_next(record, seconds, finds_code=finds_code) for record, seconds in pairs)
+            mean(seconds_of_next(*pair, self._ladder, finds_code=finds_code) for pair in pairs)
             for pairs in (of_first or of_others, of_kept or of_others)
         )
         known = {record.rung_index for record in self._tried} - {self._own[0].index}

@@ -190,7 +190,7 @@ def _run_tasks(
             if executor.stop.requested:  # a measurement that is complete by then counts
                 return True, None
             rounds = max(schedule.planned_rounds, task.repetition)
-            left = schedule.seconds_left(task.repetition, rounds)
+            left = schedule.seconds_left(1 if task.kind == "scout" else task.repetition, rounds)
             if limit and left is not None:
                 in_first = task.kind == "scout" or task.repetition == 1
                 certain = (schedule.seconds_left(1, 1) or 0.0) if in_first else 0.0

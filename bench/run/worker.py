@@ -21,7 +21,7 @@ from bench.analysis.schedule import variant
 from bench.errors import BenchError
 from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
-from bench.ladder.ladder import Ladder, LadderError, Protocol, Rung
+from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.process.worker_side import (
     ProgressFile,
     TooSlow,
@@ -87,7 +87,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
     parser.add_argument(
-        "--without-proofs", action="store_true", help="do not take what an earlier process has shown"
+        "--proofs",
+        choices=("each", "once", "none"),
+        default="each",
+        help="that toggles took effect: as each process of the rung, as only this one, or not",
     )
     parser.add_argument(
         "--gradients", action="store_true", help="compare gradients with those of torch's eager code"
@@ -180,7 +183,6 @@ def _measure(
         "flops_formula": FLOPS_FORMULA,
         "hardware_flops_per_token": hardware_flops if toggles.recompute != "none" else None,
         "product_format": toggles.product_format(),
-        "proofs": {} if arguments.without_proofs else None,
         **_peak_flops(machine, toggles, device, arguments.peak_tflops),
     }
     warnings: list[str] = []
@@ -225,12 +227,9 @@ def _measure(
             stop_below=arguments.stop_below,
         )
     outcome = tell(window)
-    begun = time.perf_counter()
     # Each stage is told as it ends, so that it is kept if the time limit ends what follows.
-    for stage, found in enumerate(_after_window(steps, window, protocol, progress, arguments, warnings)):
-        if stage == 0 and not protocol.short_of_time:  # each process takes proofs
-            begun = time.perf_counter()
-        facts |= {**found, "once_seconds": time.perf_counter() - begun}
+    for found in _after_window(steps, window, protocol.loss_steps, progress, arguments, warnings):
+        facts |= found
         outcome = tell(window)
     return outcome
 
@@ -238,7 +237,7 @@ def _measure(
 def _after_window(
     steps: Training,
     window: Window,
-    protocol: Protocol,
+    loss_steps: int,
     progress: Progress | None,
     arguments: argparse.Namespace,
     warnings: list[str],
@@ -252,22 +251,33 @@ def _after_window(
 
     device, toggles = steps.device, steps.toggles
     if device.lazy:  # proofs trace a step without running it, so that no step can follow them
-        more_losses(window, steps, device, protocol.loss_steps, progress)
+        more_losses(window, steps, device, loss_steps, progress)
     if progress:
         progress("proofs", len(window.history), None)
     found: dict[str, Any] = {}
     if toggles.processes > 1 and not toggles.shards_gradients:  # shards have no copy to compare with
         what = "the ranks' weights could not be compared"
         found["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, toggles.processes), what, warnings)
-    if not arguments.without_proofs:
+    begun = time.perf_counter()
+
+    def once() -> dict[str, float]:
+        return {"once_seconds": time.perf_counter() - begun}
+
+    if arguments.proofs == "none":
+        found["proofs"] = {}
+    else:
         found |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
+    if arguments.proofs == "once":
+        found |= once()
+    else:
+        begun = time.perf_counter()
     yield found
     if arguments.gradients and not device.lazy:
         what = "gradients could not be compared with those of torch's own functions in eager code"
-        yield _optional(lambda: _gradients(steps, warnings), what, warnings) or {}
-    if len(window.history) < protocol.loss_steps:
-        more_losses(window, steps, device, protocol.loss_steps, progress)
-        yield {}
+        yield {**(_optional(lambda: _gradients(steps, warnings), what, warnings) or {}), **once()}
+    if len(window.history) < loss_steps:
+        more_losses(window, steps, device, loss_steps, progress)
+        yield once()
 
 
 def _unevenness(windows: list[Window]) -> list[str]:

@@ -63,10 +63,11 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _kept(key: Key, dtype: torch.dtype) -> str | None:
-    """The way that another process chose for this shape; None if there is none."""
+    """The way that another process was the first to choose for this shape; None if there is none."""
     file = Path(os.environ.get(MATMUL_CHOICES, ""))
     lines = file.read_text().splitlines() if file.is_file() else []
-    return next((name for name in _ways(dtype) if f"{key}: {name}" in lines), None)
+    names = (line.removeprefix(f"{key}: ") for line in lines if line.startswith(f"{key}: "))
+    return next((name for name in names if name in _ways(dtype)), None)
 
 
 def _keep(key: Key, name: str) -> str:

@@ -309,7 +309,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
     """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
         if board.rounds < LEAST_ROUNDS:
-            longer = "bench quick --minutes 10" if board.ladder == QUICK else f"--repeats {LEAST_ROUNDS}"
+            longer = "more --minutes" if board.ladder == QUICK else f"--resume --repeats {LEAST_ROUNDS}"
             return f"not known from {plural(board.rounds, 'round')}; that takes {LEAST_ROUNDS} ({longer})"
         return "not known; that takes the first rung run again in each round (A/A control)"
     words, over_first = [], best.speedup if best is not board.rows[0] else None

@@ -49,7 +49,8 @@ WORK = {
 """Title of each kind of gpt2.proofs.breakdown.KINDS, and the order in which a narrow terminal drops it."""
 WORK_NOTES = (
     MethodNote(
-        "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "
+        "One step on rank 0 under torch's profiler, which slows it a little; the median of all processes "
+        "that took one. Sum: "
         "the step's time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with "
         "the others."
     ),

@@ -21,6 +21,7 @@ from bench.process.worker_side import give_way
 from bench.run.command import ladder_words
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
+from gpt2.config.toggles import MATMUL_CHOICES
 from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.training.reexec import own_variables, python
 
@@ -146,6 +147,7 @@ def started(
             MARK: f"{scratch} {name}",
             "TMPDIR": str(scratch),
             CACHE: cache,
+            MATMUL_CHOICES: "",
         }
         program = stack.enter_context(Program(words, folder, environ, cpus))
         log = TrainerLog(program, peer, rung.tokens_per_step(ladder.workload.seq_len), version)

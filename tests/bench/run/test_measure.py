@@ -184,6 +184,14 @@ def test_what_a_gpu_has_in_use_is_looked_at_before_the_device_is_opened(
     assert seen == ["GPU 1", "opened"]
 
 
+def test_a_process_that_is_asked_for_no_proofs_says_so_after_its_window_only() -> None:
+    """Until then its record lacks them, so that one broken off is not taken for complete."""
+    steps = Namespace(device=Namespace(lazy=False), toggles=Toggles())
+    asked = Namespace(proofs="none", gradients=False)
+    found = worker._after_window(steps, Namespace(history=[]), 0, None, asked, [])  # type: ignore[arg-type]
+    assert list(found) == [{"proofs": {}}]
+
+
 class FakeCheck:
     """Gradients that are so far apart."""
 

@@ -774,21 +774,92 @@ def test_where_time_is_short_the_first_process_of_a_rung_alone_proves_its_toggle
     assert row.status == "ok"
 
 
-@pytest.mark.parametrize(("control", "kept"), [("last", True), ("first_and_last", False)])
-def test_where_time_is_short_processes_keep_what_they_chose_for_each_matmul(
-    control: str, kept: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files, genuine = list[str | None](), processes.supervise
+def choices_of_workers(monkeypatch: pytest.MonkeyPatch, script: str = GOOD) -> list[str]:
+    """The file of matmuls' choices that workers are given, in order; "" for none. Each runs this script."""
+    files, genuine = list[str](), processes.supervise
 
     def supervise(argv: list[str], environ: dict[str, str], *rest):
-        files.append(environ.get(MATMUL_CHOICES))
-        return genuine([sys.executable, "-c", GOOD], environ, *rest)
+        files.append(environ[MATMUL_CHOICES])
+        return genuine([sys.executable, "-c", script], environ, *rest)
 
     monkeypatch.setattr(processes, "supervise", supervise)
-    run(load(write_ladder("[{name: a}]", repeats=2, control=control)), Options(out=tmp_path), Silent())
-    assert len(files) == 4
-    assert len(set(files)) == 1
-    assert (files[0] is not None) is kept
+    return files
+
+
+@pytest.mark.parametrize(("control", "kept"), [("last", True), ("first_and_last", False)])
+def test_where_time_is_short_processes_of_alike_rungs_are_told_of_one_file_for_the_ways_of_matmuls(
+    control: str, kept: bool, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MATMUL_CHOICES, "left over in the shell")
+    files = choices_of_workers(monkeypatch)
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {threads: 1}}]"
+    records = run(load(write_ladder(rungs, control=control)), Options(out=tmp_path), Silent()).records
+    of = {record.rung: file for record, file in zip(records, files, strict=True)}
+    if kept:
+        assert of["a"] == of["b"] != of["c"]
+        assert all(of.values())
+    else:
+        assert set(of.values()) == {""}
+
+
+@pytest.mark.parametrize(("cores", "left"), [(None, "x"), (1.5, "")])
+def test_what_a_process_chose_that_other_work_disturbed_is_chosen_again(
+    cores: float | None,
+    left: str,
+    write_ladder,
+    asked: ProbeResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    choices_of_workers(monkeypatch, f"import os; open(os.environ[{MATMUL_CHOICES!r}], 'a').write('x')")
+    monkeypatch.setattr(processes, "other_work_cores", lambda busiest, **facts: cores)
+    ladder = load(write_ladder("[{name: a}]", control="last"))
+    executor = processes.Executor(ladder, Options(out=tmp_path), tmp_path, "", asked, Silent())
+    executor.observe(Task(kind="cumulative", rung=ladder.rungs[0], repetition=1), Stop())
+    assert "".join(file.read_text() for file in tmp_path.glob("matmuls-*")) == left
+
+
+def proofs_of_workers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How workers are told to take proofs, in order; each of them trains nothing."""
+    proofs, genuine = list[str](), processes.supervise
+
+    def supervise(argv: list[str], *rest):
+        proofs.append(argv[argv.index("--proofs") + 1])
+        return genuine([sys.executable, "-c", GOOD], *rest)
+
+    monkeypatch.setattr(processes, "supervise", supervise)
+    return proofs
+
+
+@pytest.mark.parametrize(
+    ("protocol", "told"),
+    [
+        ({}, ["each"] * 4),
+        ({"control": "last"}, ["once", "none", "none", "none"]),
+        ({"carry": "if_faster"}, ["once", "once", "once", "none", "none", "none"]),  # two tries before
+    ],
+)
+def test_where_time_is_short_the_first_process_of_a_rung_and_each_try_are_asked_for_proofs(
+    protocol: dict[str, str],
+    told: list[str],
+    write_ladder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proofs = proofs_of_workers(monkeypatch)
+    run(load(write_ladder("[{name: a}]", repeats=2, **protocol)), Options(out=tmp_path), Silent())
+    assert proofs == told
+
+
+def test_a_run_that_is_resumed_asks_for_proofs_again(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may have been set up differently since."""
+    proofs = proofs_of_workers(monkeypatch)
+    for rounds in (2, 4):
+        ladder = load(write_ladder("[{name: a}]", repeats=rounds, control="last"))
+        run(ladder, Options(out=tmp_path, resume=rounds > 2), Silent())
+    assert proofs == ["once", "none", "none", "none"] * 2
 
 
 @pytest.mark.parametrize(("carry", "shared"), [("always", False), ("if_faster", True)])

@@ -128,6 +128,18 @@ def test_what_one_process_chose_for_a_product_the_next_one_takes_without_timing_
     assert tuned_linear.chosen() == {"whole": 1}
 
 
+def test_of_two_ranks_that_chose_differently_the_first_to_say_so_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MATMUL_CHOICES, str(tmp_path / "choices"))
+    tuned_anew(monkeypatch, "rows in 4")
+    (first,) = (tmp_path / "choices").read_text().splitlines()
+    with (tmp_path / "choices").open("a") as file:
+        file.write(first.replace("rows in 4", "whole") + "\n")
+    tuned_anew(monkeypatch, "columns in 4")
+    assert tuned_linear.chosen() == {"rows in 4": 1}
+
+
 @pytest.mark.parametrize("content", ["", "\0\n: rows in 4\n", "rows in 4"])
 def test_a_product_that_the_kept_choices_do_not_name_is_timed(
     content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -853,7 +853,7 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     )
     assert said in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    how = "not known from 1 round; that takes 3 (--repeats 3)."
+    how = "not known from 1 round; that takes 3 (--resume --repeats 3)."
     assert f"Fastest: b, 200 tokens/s, 2.00x over baseline. How sure: {how}" in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     said = (
