@@ -171,7 +171,8 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
             f"With fewer than {LEAST_ROUNDS} starts, intervals are over turns and hold for these very "
             "processes alone: see docs/measuring.md."
         )
-    each = f"{plural(steps, 'step')} a turn; ratios are paired within rounds, intervals are over starts"
+    over = "starts" if all(pair.replicated for pair in pairs) else "turns"
+    each = f"{plural(steps, 'step')} a turn; ratios are paired within rounds, intervals are over {over}"
     notes = [f"{each}; noise: how far a rung's second process (again) may be from itself."]
     if stolen := [part.stolen_cores for part in parts if part.stolen_cores is not None]:
         notes.append(f"The host took up to {max(stolen):.2f} cores away meanwhile.")

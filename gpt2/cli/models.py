@@ -215,7 +215,8 @@ def export(
                 convert.write_llmc(target, config, weights, bfloat16=format == "llmc-bfloat16")
     except GPT2Error as error:
         fail(error)
-    typer.echo(f"{config.parameters:,} parameters in {target}")
+    of_step = f" of step {saved.step:,}" if saved and saved.run else ""
+    typer.echo(f"{config.parameters:,} parameters{of_step} in {target}")
 
 
 @contextlib.contextmanager
@@ -239,7 +240,7 @@ def _load(path: Path) -> tuple[Saved | None, GPT2Config, dict[str, Any]]:
 
     kept = newest(path)  # asked once: a run that goes on may write another meanwhile
     with _said():
-        if (kept / FACTS).exists():
+        if kept != path or (kept / FACTS).exists():
             return read(kept), *checkpoint_tensors.weights(kept)
         return None, *convert.read(path)
 

@@ -100,7 +100,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the complete checkpoints under `root` by step.
+    """Return the checkpoints under `root` by step.
 
     Other names are left alone, as are misnamed() ones. Raises PermissionError where it may not be read: a
     glob would find nothing there.
@@ -115,13 +115,21 @@ def misnamed(root: Path) -> list[tuple[Path, int]]:
 
 
 def _named(root: Path) -> list[tuple[int, Path]]:
-    """Return the folders that are named as checkpoints and hold facts, with the step in the name, by step."""
+    """Return the folders that are named as checkpoints and hold facts or weights, by the step in the name.
+
+    One that was copied without its facts counts, so that read() refuses it: an older one in its place would
+    lose the steps between them.
+    """
     try:
         entries = [*root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         entries = []
     steps = [(int(found[1]), each) for each in entries if (found := STEP.fullmatch(each.name))]
-    return [(step, each) for step, each in sorted(steps) if (each / FACTS).is_file()]
+    return [(step, each) for step, each in sorted(steps) if (each / FACTS).is_file() or _has_weights(each)]
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob(f"*{WEIGHTS}"))
 
 
 def _step_within(folder: Path) -> int | None:
@@ -151,6 +159,8 @@ def read(folder: Path) -> Saved:
         raise CheckpointError(problem)
     path = folder / FACTS
     if not path.is_file():
+        if STEP.fullmatch(folder.name) and _has_weights(folder):
+            raise CheckpointError(f"{folder} holds weights but no {FACTS}: only a part of it was copied")
         what = f"holds no {FACTS}: it is no checkpoint of gpt2 train" if folder.is_dir() else "is no folder"
         raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
     try:

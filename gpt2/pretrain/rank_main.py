@@ -190,6 +190,8 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
         ways = "--resume goes on with it, --out chooses another folder"
         raise MetricsError(f"{folder} has a run already: {ways}")
+    if options.resume and not folders(options.checkpoints):
+        _say(f"there is no checkpoint in {options.checkpoints} to go on from: the run begins at step 0")
 
 
 def _leave(folder: Path) -> None:

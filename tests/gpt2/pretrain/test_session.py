@@ -246,6 +246,36 @@ def test_a_run_is_not_resumed_beside_a_checkpoint_of_another_step_than_its_name(
     assert f"step-00000099 is the checkpoint of step 4; {advice}\n" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("newest_only", [True, False])
+def test_a_checkpoint_copied_without_its_facts_is_refused_and_no_recorded_step_is_lost(
+    newest_only: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An older checkpoint in its place, or step 0, would lose the steps since."""
+    run = tiny_run(steps=4, checkpoints={"every": 2, "keep": 2})
+    events(run, tmp_path)
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path, resume=True)) == 0
+    kept = sorted((tmp_path / "checkpoints").iterdir())
+    assert [each.name for each in kept] == ["step-00000002", "step-00000004"]
+    for each in kept[1:] if newest_only else kept:
+        (each / "checkpoint.json").unlink()
+    recorded = (tmp_path / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path, resume=True)) == 2
+    said = f"{kept[1]} holds weights but no checkpoint.json: only a part of it was copied; to go on from"
+    assert f"{said} step-00000002, delete {kept[1]}" in capsys.readouterr().err
+    assert (tmp_path / "metrics.jsonl").read_bytes() == recorded
+
+
+def test_a_resumed_run_without_a_checkpoint_says_that_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        rank_main.run_rank(tiny_run(steps=1), SessionOptions(folder=tmp_path / "mistyped", resume=True)) == 0
+    )
+    said = "checkpoints to go on from: the run begins at step 0"
+    assert f"there is no checkpoint in {tmp_path / 'mistyped'}/{said}" in capsys.readouterr().err
+
+
 def test_a_run_resumed_with_other_validation_tokens_says_that_losses_do_not_compare(tmp_path: Path) -> None:
     tokens = torch.arange(4000, dtype=torch.int16).remainder(500).numpy()
     tokens.tofile(tmp_path / "train.bin")
