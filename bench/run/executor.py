@@ -86,8 +86,8 @@ class Executor:
     """The other nodes; None if there is one."""
     _cut_off: int = 0
     """Processes that may have left files of compiled code half written."""
-    _proved: set[tuple[str, int]] = field(default_factory=set)
-    """Kind and number of the rungs of which a process of this session took proofs."""
+    _proves: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By kind and number of a rung, the round of this session's first process of it, which takes proofs."""
 
     def run(self, task: Task) -> Record:
         """Measure a rung once, on each of the nodes that it takes, and return the record.
@@ -245,11 +245,10 @@ class Executor:
         """
         if not self.ladder.protocol.short_of_time:
             return "each"
-        if task.kind == "control" or task.key[:2] in self._proved:
-            return "none"
-        if task.kind != "scout":
-            self._proved.add(task.key[:2])
-        return "once"
+        if task.kind == "scout":
+            return "once"
+        first = task.kind != "control" and self._proves.setdefault(task.key[:2], task.repetition)
+        return "once" if first == task.repetition else "none"
 
     def _compiled_code(self, task: Task) -> tuple[Path, str]:
         """The folder of a task's compiled code, and its name there; both depend on what the code does.

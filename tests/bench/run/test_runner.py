@@ -847,8 +847,10 @@ def test_where_time_is_short_the_first_process_of_a_rung_and_each_try_are_asked_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proofs = proofs_of_workers(monkeypatch)
-    run(load(write_ladder("[{name: a}]", repeats=2, **protocol)), Options(out=tmp_path), Silent())
+    ladder = load(write_ladder("[{name: a}]", repeats=2, **protocol))
+    records = run(ladder, Options(out=tmp_path), Silent()).records
     assert proofs == told
+    assert [record.command.split("--proofs ")[1].split()[0] for record in records] == told
 
 
 def test_a_run_that_is_resumed_asks_for_proofs_again(
