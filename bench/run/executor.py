@@ -247,7 +247,9 @@ class Executor:
             return "each"
         if task.kind == "scout":
             return "once"
-        first = task.kind != "control" and self._proves.setdefault(task.key[:2], task.repetition)
+        if task.kind == "control":
+            return "none"
+        first = self._proves.setdefault(task.key[:2], task.repetition)
         return "once" if first == task.repetition else "none"
 
     def _compiled_code(self, task: Task) -> tuple[Path, str]:
