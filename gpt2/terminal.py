@@ -93,7 +93,7 @@ def surroundings(program: str) -> Iterator[None]:
         )
     if cache := os.environ.get(COMPILED):  # torch would make it, whether or not anything is compiled
         folder = Path(cache).absolute()
-        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        nearest = next(each for each in (folder, *folder.parents) if os.path.exists(each))
         if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
             why = f"{COMPILED}={cache} is no folder that can be written"
             _leave(program, f"{why}; set it to one, or leave it unset")

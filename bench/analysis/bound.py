@@ -35,7 +35,7 @@ Others, such as brgemm on a CPU, are there to be faster than that.
 """
 
 ASSUMPTIONS = (
-    "Bound: the three matmuls of each linear layer and of lm_head (logical vocabulary), at the rate "
+    "Limit: the three matmuls of each linear layer and of lm_head (logical vocabulary), at the rate "
     "measured for its shape or for the best square, whichever is higher; attention on the causal half of the "
     "scores, at the best rate of all. Where the ceiling has them in the rung's number format: each matmul "
     "at the rate of its own shape, the gradients' included (not with products: tuned, which splits them), "
@@ -210,18 +210,16 @@ def share(bound: Bound, measured_ms: float | None) -> float | None:
     return bound.total_ms / measured_ms
 
 
-def bounds_of(board: Scoreboard, row: Row) -> list[Bound]:
-    """The bounds of a rung, one for each process of its run that measured the ceiling."""
+def bound_of(board: Scoreboard, row: Row) -> Bound | None:
+    """The least of a rung's bounds by the processes that measured the ceiling, as only that can be promised.
+
+    None where no ceiling was measured.
+    """
     records = board.records_of(row)
     workload = Workload(**records[0].workload)
     nodes = max(record.toggles.nodes for record in records)
     measured = board.ceilings[row.toggles.device].measured if row.toggles.device in board.ceilings else ()
-    return [bound(workload, row.toggles, ceiling, nodes) for ceiling in measured]
-
-
-def bound_of(board: Scoreboard, row: Row) -> Bound | None:
-    """The least of a rung's bounds, as only that can be promised; None where no ceiling was measured."""
-    bounds = bounds_of(board, row)
+    bounds = [bound(workload, row.toggles, ceiling, nodes) for ceiling in measured]
     return min(bounds, key=lambda b: math.inf if b.total_ms is None else b.total_ms, default=None)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from bench.analysis.run_records import varying
 from bench.ladder.ladder import Ladder, LadderError, Rung
@@ -31,6 +31,8 @@ class Task:
     """Why there is no such process: its toggles do not fit what was carried."""
     together: tuple[str, ...] = ()
     """Names of rungs that are tried together; empty where one is tried by itself."""
+    proofs: Literal["each", "once", "none"] = "each"
+    """Whether each process of the rung takes proofs, this one for all of them, or another one."""
     judge: Callable[[Record], Record] | None = None
     """Adds to its record what trying the rung found."""
 

@@ -134,7 +134,7 @@ def _standing(board: Scoreboard) -> str:
     if best is None or folder is None or board.task[0] != "gpt2":
         return ""
     known = [
-        (each.tps, f"{each.hardware}, {each.rung}, {number(each.tps)} (published)")
+        (each.tps, f"{each.on}, {each.rung}, {number(each.tps)} (published)")
         for each in load_published([folder])[0]
         if each.tps and each.hardware and each.task == board.task
     ]

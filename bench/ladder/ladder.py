@@ -194,7 +194,8 @@ class Ladder:
     @property
     def top(self) -> Rung:
         """The last of ours that is meant to run: those after it are meant to run out of memory."""
-        return [rung for rung in self.first_tries if rung.expect != "out_of_memory"][-1]
+        meant = [rung for rung in self.first_tries if rung.expect != "out_of_memory"]
+        return (meant or self.first_tries)[-1]
 
     def carrying(self, *, without: Sequence[str], upto: str | None = None) -> Ladder:
         """Return the ladder as if the rungs called `without` were not in it; the others keep their index.

@@ -70,6 +70,12 @@ class Published(Plain):
         """Model and sequence length; speeds of different ones do not compare."""
         return self.model, self.seq_len
 
+    @property
+    def on(self) -> str | None:
+        """The hardware, with how many of it where there are several; None where the source does not say."""
+        several = self.devices is not None and self.devices > 1
+        return f"{self.devices} x {self.hardware}" if self.hardware and several else self.hardware
+
     def recomputed_mfu(self, number_format: str) -> float | None:
         """MFU from stated tokens per second, FLOPs per token and peak; None where one is not stated."""
         peak = self.peak_flops.get(number_format)

@@ -74,32 +74,55 @@ class Scout(Plain):
     """
 
 
-class Outcome(Plain):
-    """How a process ended: what a worker writes to its file, and what the runner adds to it."""
+class Ended(Plain):
+    """How a process ended: what its record takes over as it is."""
 
     status: Status
+    exit_code: int | None
+    """Exit code as the shell would show it; minus the signal's number where a signal ended it."""
+    process_seconds: Amount | None = None
+    """From the start of the process to its end, by the runner's clock."""
+    interrupted_late: bool = False
+    """Whether the user ended it once its window was complete, which counts; only the proof is missing."""
+    not_begun: str | None = None
+    """Why there was no process at all, where a sweep ran out of time."""
+    other_work_cores: Amount | None = None
+    """Cores that other programs kept busy; null where that is unknown or does no harm."""
+    first_tokens_per_second: Amount | None = None
+    """Of a process that is too_slow, the tokens/s of the step after which it ended."""
+    data_sha256: str | None
+    measurement: Measurement | None
+    ceiling: Ceiling | None = None
+    """Result of a process that measures the ceiling and nothing else."""
+    before: State | None = None
+    during: State | None = None
+    """Telemetry of the last sample within the window.
+
+    A GPU's throttle reasons are all that were seen within the window, its clocks and power the means of one
+    sample a second (the last sample's in older records).
+    """
+    after: State | None = None
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs or a standstill disturbed it, so that its speed may be wrong."""
+        stood_still = self.measurement is not None and self.measurement.stood_still is not None
+        return stood_still or self.other_work_cores is not None
+
+
+class Outcome(Ended):
+    """What a worker writes to its file, and what the runner adds to it."""
+
+    exit_code: int | None = None
+    data_sha256: str | None = None
+    measurement: Measurement | None = None
     error: str | None = None
     environment: Environment | None = None
-    measurement: Measurement | None = None
-    data_sha256: str | None = None
     resolved: dict[str, AtLeastOne | None] = Field(default_factory=dict)
     """Values of toggles that the process chose: threads, rows of the embedding, nodes."""
     warnings: list[str] = Field(default_factory=list)
-    interrupted_late: bool = False
-    """As in Record; so are the fields that follow."""
-    not_begun: str | None = None
-    other_work_cores: Amount | None = None
-    exit_code: int | None = None
-    process_seconds: Amount | None = None
-    before: State | None = None
-    during: State | None = None
-    after: State | None = None
-    ceiling: Ceiling | None = None
-    """Result of a process that measures the ceiling and nothing else."""
     peer_version: str | None = None
     """Version of the other trainer that the process timed (see External)."""
-    first_tokens_per_second: Amount | None = None
-    """Of a process that is too_slow, the tokens/s of the step after which it ended."""
 
 
 def progress_path(out: Path) -> Path:
@@ -153,8 +176,8 @@ class ToggleValues(Plain):
         return _checked(Toggles, _text(self.all))
 
 
-class Record(Plain):
-    """One process run of one rung, however it ended."""
+class Identity(Plain):
+    """Which process of which run it is."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
     run_id: str
@@ -167,8 +190,6 @@ class Record(Plain):
     """Whether the run was told to measure each rung's changes alone and left out, too."""
     time: str
     """UTC start of the process, ISO 8601."""
-    process_seconds: Amount | None = None
-    """From the start of the process to its end, by the runner's clock."""
     kind: Kind
     ladder: str
     ladder_hash: str
@@ -178,12 +199,14 @@ class Record(Plain):
     """Place in the ladder, counted from 0; of a ceiling, that of the device among those of the run."""
     repetition: AtLeastOne
     """Round, counted from 1."""
-    status: Status
+
+
+class Record(Ended, Identity):
+    """One process run of one rung, however it ended."""
+
     expect: Literal["inert", "out_of_memory"] | None = None
     error: str | None
     """Why it did not end well: first a line that says how, then the last lines of its output."""
-    exit_code: int | None
-    """Exit code as the shell would show it; minus the signal's number where a signal ended it."""
     command: str
     """Command that runs this rung again, alone.
 
@@ -191,34 +214,15 @@ class Record(Plain):
     each of them: NODE is its number, HOST and PORT are those of node 0.
     """
     warnings: list[str]
-    interrupted_late: bool = False
-    """Whether the user ended it once its window was complete, which counts; only the proof is missing."""
-    not_begun: str | None = None
-    """Why there was no process at all, where a sweep ran out of time."""
-    other_work_cores: Amount | None = None
-    """Cores that other programs kept busy; null where that is unknown or does no harm."""
     changed: list[str]
     """Differences from the ladder's rung before, as shown to a reader."""
     workload: dict[str, Any]
-    data_sha256: str | None
     toggles: ToggleValues
     environment: Environment
-    measurement: Measurement | None
-    ceiling: Ceiling | None = None
     external: External | None = None
     """The other trainer, for records of that kind only."""
     scout: Scout | None = None
     """What trying the rung found, for records of that kind; null where it was interrupted."""
-    first_tokens_per_second: Amount | None = None
-    """As in Outcome."""
-    before: State | None = None
-    during: State | None = None
-    """Telemetry of the last sample within the window.
-
-    A GPU's throttle reasons are all that were seen within the window, its clocks and power the means of one
-    sample a second (the last sample's in older records).
-    """
-    after: State | None = None
     price_per_hour: Amount | None = None
     """Price of the whole machine, in the user's currency."""
 
@@ -270,12 +274,6 @@ class Record(Plain):
     def begun(self) -> bool:
         """Whether there was a process at all."""
         return self.not_begun is None
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether other programs or a standstill disturbed it, so that its speed may be wrong."""
-        stood_still = self.measurement is not None and self.measurement.stood_still is not None
-        return stood_still or self.other_work_cores is not None
 
     @property
     def key(self) -> tuple[str, int, int]:

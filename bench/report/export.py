@@ -40,10 +40,11 @@ def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
     machine, workload = board.environment, board.workload
+    measured = [record for record in board.records_of(row) if record.measurement]
     return {
         "ladder": board.ladder,
         "machine": machine.machine,
-        "chip": machine.chip,
+        "chip": measured[-1].environment.chip if measured else machine.chip,  # each device has its own
         "nodes": machine.nodes or 1,
         "torch": machine.torch,
         "source": board.source.as_posix() if board.source else None,

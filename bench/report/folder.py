@@ -175,7 +175,6 @@ def _most(board: Scoreboard) -> float:
 # --- bench report --update
 
 MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
-FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
 
 
 def rewrite(path: Path, text: str) -> None:
@@ -196,19 +195,9 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
-    """Indices of the two marker lines; lines in a code block do not count. Raises BenchError."""
-    places: list[list[int]] = [[], []]
-    fence = b""
-    for index, line in enumerate(lines):
-        text = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
-        if opened := FENCE.match(text):
-            if not fence:
-                fence = opened[1]
-            elif opened[1].startswith(fence) and text.strip() == opened[1]:
-                fence = b""
-        elif not fence and not text.startswith((b"    ", b"\t")):
-            for marker, indices in zip(MARKERS, places, strict=True):
-                indices += [index] if text.strip() == marker.encode() else []
+    """Indices of the two marker lines. Raises BenchError."""
+    stripped = [line.removeprefix(codecs.BOM_UTF8).strip() for line in lines]
+    places = [[n for n, line in enumerate(stripped) if line == marker.encode()] for marker in MARKERS]
     for marker, indices in zip(MARKERS, places, strict=True):
         if len(indices) > 1:
             stands = f"{len(indices)} times (lines {' and '.join(str(index + 1) for index in indices)})"

@@ -288,7 +288,7 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
 def _figure(figure: Published) -> dict[str, Any]:
     assert figure.tps
     return {
-        "name": plain(f"{figure.devices} x {figure.hardware} ({figure.source})"),
+        "name": plain(f"{figure.on} ({figure.source})"),
         "tps": [figure.tps, None, None],
         "said": f"{number(figure.tps)}, published",
     }

@@ -102,7 +102,7 @@ def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
         Column("Rung", lambda pair: pair[0].rung, words=True),
         Column("TPS here", lambda pair: pair[0].tps, tokens_per_second),
         Column("TPS, published", lambda pair: pair[1].tps, number),
-        Column("Published hardware", lambda pair: _hardware(pair[1]), words=True),
+        Column("Published hardware", lambda pair: pair[1].on, words=True),
         Column("Source", lambda pair: f"{pair[1].source}, {pair[1].series}", words=True),
         Column("Here over published", lambda pair: _here_over(*pair)),
     ]
@@ -115,10 +115,6 @@ def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
             "by name. They rank nothing here."
         ],
     )
-
-
-def _hardware(figure: Published) -> str | None:
-    return f"{figure.devices or '?'} x {figure.hardware}" if figure.hardware else None
 
 
 def _here_over(row: Row, figure: Published) -> str | None:

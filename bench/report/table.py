@@ -209,7 +209,7 @@ class Table:
             table.add_row(*(Text(row[place]) for place in widths))
         notes = [*self._about(widths), *self.notes]
         if left:
-            notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal or --markdown shows all.")
+            notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal shows all.")
         return [
             Text(plain(self.title), style="bold"),
             *(Text(plain(line)) for line in self.first),

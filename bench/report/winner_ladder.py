@@ -57,7 +57,8 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
 def _chosen(winner: Row, board: Scoreboard) -> str:
     """By which figure the winner won, and among how many candidates."""
     tps = f"{tokens_per_second(winner.tps)} tokens/s" if winner.tps else "?"
-    over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
+    over_first = board.over_first(winner)
+    over = f", {ratio(over_first)} the first candidate" if over_first else ""
     others = [row for row in board.rows if row.other_maths]  # none of these could win
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
     most, complete = max(ran), ran.count(max(ran))

@@ -76,7 +76,7 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command += ["--stop-below", f"{task.stop_below:.6g}"]
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
-    return command
+    return [*command, "--proofs", task.proofs]
 
 
 def ladder_words(ladder: Ladder, rung: Rung, overrides: Iterable[str]) -> list[str]:

@@ -11,10 +11,10 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from bench.analysis.schedule import Cut, Task
 from bench.host.doctor import other_work_cores, warnings
@@ -25,8 +25,14 @@ from bench.process.supervisor import CACHE, CODE, classify, read_outcome, superv
 from bench.process.worker_side import RUNNER, cause, mark_of
 from bench.records.machine import State
 from bench.records.measurement import External
-from bench.records.record import Outcome, Record, ToggleValues
-from bench.run.command import Options, anonymous, ceiling_command, external_command, worker_command
+from bench.records.record import Ended, Outcome, Record, ToggleValues
+from bench.run.command import (
+    Options,
+    anonymous,
+    ceiling_command,
+    external_command,
+    worker_command,
+)
 from bench.run.nodes.coordinator import DistributedTask, Team
 from bench.run.nodes.topology import Part, nodes_for
 from bench.run.probe import ProbeResult
@@ -86,17 +92,18 @@ class Executor:
     """The other nodes; None if there is one."""
     _cut_off: int = 0
     """Processes that may have left files of compiled code half written."""
-    _proves: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By kind and number of a rung, the round of this session's first process of it, which takes proofs."""
+    _proved: set[tuple[str, int]] = field(default_factory=set)
+    """Kinds and numbers of the rungs of which a process of this session was asked for proofs and measured."""
 
     def run(self, task: Task) -> Record:
         """Measure a rung once, on each of the nodes that it takes, and return the record.
 
         If anything fails after the process has written its outcome, the record holds that outcome.
         """
-        started = now()
+        started, task = now(), self._told_of_proofs(task)
         try:
             record = self._run(task, started)
+            self._note_proofs(task, record)
             return task.judge(record) if task.judge else record
         except Exception as error:
             if (outcome := read_outcome(self._out(task))) is None:
@@ -133,7 +140,7 @@ class Executor:
     def not_begun(self, cut: Cut) -> Record:
         """Return the record of a process that there was no time for."""
         outcome = Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why)
-        return self._record(cut.task, now(), 1, outcome)
+        return self._record(self._told_of_proofs(cut.task), now(), 1, outcome)
 
     def _nodes(self, rung: Rung, team: Team) -> int:
         last = self.ladder.chosen(self.options.rungs)[-1]
@@ -196,10 +203,7 @@ class Executor:
             threads=threads(toggles, nodes),
             ranks=ranks,
         )
-        disturbed = other_work is not None or (outcome.measurement and outcome.measurement.stood_still)
-        if disturbed or process.was_cut_off:  # what was timed meanwhile may not be the fastest
-            self._choices(task).unlink(missing_ok=True)
-        return outcome.model_copy(
+        outcome = outcome.model_copy(
             update={
                 "warnings": [*outcome.warnings, *found],
                 "other_work_cores": other_work,
@@ -210,6 +214,9 @@ class Executor:
                 "after": after,
             }
         )
+        if outcome.disturbed or process.was_cut_off:  # what was timed meanwhile may not be the fastest
+            self._choices(task).unlink(missing_ok=True)
+        return outcome
 
     def _copy(self, task: Task) -> list[str]:
         """Arguments by which a process reads the ladder as this one did: its file may have been edited."""
@@ -238,19 +245,20 @@ class Executor:
         alike = [getattr(task.rung.toggles, name) for name in (*UNKEYED, "allocator")]
         return self.scratch / f"matmuls-{self._digest('matmuls', alike)}"
 
-    def _proofs(self, task: Task) -> Literal["each", "once", "none"]:
-        """How a task's processes take proofs: where time is short, only the first of each rung does.
+    def _told_of_proofs(self, task: Task) -> Task:
+        """The task with whether its processes take proofs: where time is short, only the first of each rung.
 
         Tries are judged one by one, so that each takes them.
         """
         if not self.ladder.protocol.short_of_time:
-            return "each"
-        if task.kind == "scout":
-            return "once"
-        if task.kind == "control":
-            return "none"
-        first = self._proves.setdefault(task.key[:2], task.repetition)
-        return "once" if first == task.repetition else "none"
+            return task
+        proved = task.kind == "control" or task.key[:2] in self._proved
+        return replace(task, proofs="none" if proved and task.kind != "scout" else "once")
+
+    def _note_proofs(self, task: Task, record: Record) -> None:
+        """Ask no more processes of a rung once one has measured: one that ended earlier took no proofs."""
+        if record.measurement:
+            self._proved.add(task.key[:2])
 
     def _compiled_code(self, task: Task) -> tuple[Path, str]:
         """The folder of a task's compiled code, and its name there; both depend on what the code does.
@@ -304,7 +312,7 @@ class Executor:
             return ceiling_command(self.ladder, task.rung.toggles.device)
         if task.rung.external:
             return external_command(self.ladder, task, self.options)
-        return [*worker_command(self.ladder, task, self.options, part), "--proofs", self._proofs(task)]
+        return worker_command(self.ladder, task, self.options, part)
 
     def _record(
         self, task: Task, started: str, nodes: int, outcome: Outcome, *, bare: bool = False
@@ -315,12 +323,12 @@ class Executor:
         if self.team:
             machine = machine.model_copy(update={"nodes": self.team.place.nodes})
         return Record(
+            **{name: getattr(outcome, name) for name in Ended.model_fields},
             run_id=self.run_id,
             session=self.session,
             chosen=list(self.options.rungs) or None,
             ablate=self.options.ablate,
             time=started,
-            process_seconds=outcome.process_seconds,
             kind=task.kind,
             ladder=ladder.name,
             ladder_hash=ladder.hash,
@@ -328,27 +336,15 @@ class Executor:
             rung=rung.name,
             rung_index=rung.index,
             repetition=task.repetition,
-            status=outcome.status,
             expect=rung.expect,
             error=(outcome.status if bare else self._shareable(outcome.error)) if outcome.error else None,
-            exit_code=outcome.exit_code,
             command="" if bare else self._shown(task, nodes),
             warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
-            interrupted_late=outcome.interrupted_late,
-            not_begun=outcome.not_begun,
-            other_work_cores=outcome.other_work_cores,
             changed=rung.changed,
             workload=asdict(ladder.workload),
-            data_sha256=outcome.data_sha256,
             toggles=ToggleValues(all=asdict(rung.toggles), resolved=outcome.resolved),
             environment=machine,
-            measurement=outcome.measurement,
-            ceiling=outcome.ceiling,
             external=_external(task, outcome),
-            first_tokens_per_second=outcome.first_tokens_per_second,
-            before=outcome.before,
-            during=outcome.during,
-            after=outcome.after,
             price_per_hour=self.options.price_per_hour,
         )
 

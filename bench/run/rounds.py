@@ -210,10 +210,17 @@ class Climb:
         whole = min(full.max_window_seconds, full.blocks * max(full.block_seconds, step))
         return max(0.0, whole - short.least_blocks * max(short.block_seconds, step))
 
-    def _has_time(self) -> bool:
-        """Whether there is time for tries that can be done without: all rounds fit, as far as is known."""
+    def _has_time(self, *, patiently: bool = False) -> bool:
+        """Whether there is time for tries that can be done without: all rounds fit, as far as is known.
+
+        patiently: into the time that the first rounds may take at most.
+        """
         left = self.seconds_left(1, self.planned_rounds)
-        return self._limit is None or left is None or left <= self._limit.allows(LEAST_ROUNDS)
+        return (
+            self._limit is None
+            or left is None
+            or left <= self._limit.allows(0 if patiently else LEAST_ROUNDS)
+        )
 
     def _tries(self) -> Iterator[Task]:
         """Yield the tries that are still to be made: the first rung's twice, to know the noise.
@@ -245,10 +252,13 @@ class Climb:
         yield from self._try_together()
 
     def _try_together(self) -> Iterator[Task]:
-        """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once."""
+        """Yield a try of all rungs that are within the noise: together they may be beyond it. Made once.
+
+        Where single tries tell little, this one decides most, so that it may take more time than they may.
+        """
         best, names = last_carried(self._tried), self._within_noise()
         done = any(together(record) for record in self._tried)
-        if done or len(names) < 2 or best is None or not self._has_time():
+        if done or len(names) < 2 or best is None or not self._has_time(patiently=True):
             return
         last = [rung.name for rung in self._ladder.own if rung.name in {*names, best.rung}][-1]
         without = [name for name in self._without if name not in names]

@@ -282,7 +282,9 @@ def _open(
     from gpt2.model.model import build
     from gpt2.pretrain import checkpoint_tensors
     from gpt2.training import stages
+    from gpt2.training.reexec import forget_ranks
 
+    forget_ranks()
     toggles = Toggles(device=device, autocast=autocast, attention="sdpa")
     chip = find(toggles)
     stages.configure_process(toggles, chip)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import time
@@ -84,7 +85,7 @@ def download(what: str, url: str, name: str, sha256: str, ways: str) -> Path:
     try:
         with urllib.request.urlopen(url, timeout=30) as response:
             content = response.read()
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter where it breaks off
         reason = getattr(error, "reason", error)
         raise DataError(f"{what} is not at hand and could not be downloaded ({reason}); {ways}") from None
     if hashlib.sha256(content).hexdigest() != sha256:

@@ -234,17 +234,19 @@ def recover(root: Path) -> None:
 def prune(root: Path, keep: int) -> None:
     """Remove all checkpoints under `root` but the newest `keep` and the one with the lowest validation loss.
 
-    Losses on different validation tokens are not comparable, so the best of each validation set is kept.
+    Losses on different validation tokens are not comparable, so the best of each validation set is kept. One
+    that read() refuses is left to the user: it may be the best, with a file of theirs beside it.
     """
-    found = folders(root)
+    readable: dict[Path, Saved] = {}
+    for folder in folders(root):
+        with contextlib.suppress(CheckpointError):
+            readable[folder] = read(folder)
     best: dict[str, tuple[float, Path]] = {}
-    for folder in found:
-        with contextlib.suppress(CheckpointError):  # a damaged old checkpoint must not end the run
-            saved = read(folder)
-            judged_by = str(saved.data.get("validation"))
-            if saved.val_loss is not None and saved.val_loss < best.get(judged_by, (math.inf, folder))[0]:
-                best[judged_by] = saved.val_loss, folder
-    for folder in found[:-keep]:
+    for folder, saved in readable.items():
+        judged_by = str(saved.data.get("validation"))
+        if saved.val_loss is not None and saved.val_loss < best.get(judged_by, (math.inf, folder))[0]:
+            best[judged_by] = saved.val_loss, folder
+    for folder in [*readable][:-keep]:
         if folder not in [each for _, each in best.values()]:
             shutil.rmtree(folder, ignore_errors=True)
     for torn in leftovers(root, STEP.pattern):

@@ -65,6 +65,12 @@ def tell_unheeded_threads(toggles: Toggles, module: str) -> None:
         print(f"{module.partition('.')[0]}: {taken}; set toggles.threads to choose", file=sys.stderr)
 
 
+def forget_ranks() -> None:
+    """Unset rank variables, as left over by an earlier job: this process is none of several."""
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)
+
+
 def check_rank_variables() -> None:
     """Unset rank variables that are empty. Raises ConfigError where one is not a number."""
     for name in RANK_VARIABLES:

@@ -180,6 +180,15 @@ def test_a_rank_variable_set_to_nothing_is_not_set(
     assert name not in os.environ
 
 
+def test_a_command_of_one_process_takes_none_of_the_variables_that_a_job_left_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in reexec.RANK_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    reexec.forget_ranks()
+    assert not any(name in os.environ for name in reexec.RANK_VARIABLES)
+
+
 @pytest.mark.parametrize("value", ["two", "-1", "1.0", "0x1"])
 def test_a_rank_variable_that_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, without_batch
 from bench.analysis.scoreboard import Scoreboard
@@ -22,8 +21,9 @@ from bench.format import (
     with_interval,
 )
 from bench.ladder.shipped import QUICK
+from bench.records.measurement import Measurement
 from bench.report.table import MethodNote
-from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
+from bench.stats import LEAST_ROUNDS, LOUD, noise_floor
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import Workload
 
@@ -44,10 +44,21 @@ def other_method(row: Row, board: Scoreboard) -> bool:
     return row.peak_memory_bytes is not None and row.peak_memory_method != first
 
 
+def of_derived_peak(row: Row, board: Scoreboard) -> bool:
+    """Whether the row's MFU, in bfloat16 or its own format, is over an arithmetic peak, not a datasheet's."""
+    derived = [r for r in board.records if r.measurement and r.measurement.peak_flops_kind == "derived"]
+    devices = {record.toggles.as_toggles.device for record in derived}
+    return _has_mfu(row) and row.toggles.device in devices
+
+
 def derived_peak(board: Scoreboard) -> bool:
-    """Whether the peak is arithmetic, not a datasheet's."""
-    m = measured(board.records)
-    return m is not None and m.peak_flops_kind == "derived"
+    """Whether all MFU here is over such peaks: a ladder of several devices may have both kinds."""
+    derived = [of_derived_peak(row, board) for row in board.rows if _has_mfu(row)]
+    return bool(derived) and all(derived)
+
+
+def _has_mfu(row: Row) -> bool:
+    return row.mfu is not None or row.mfu_own is not None
 
 
 MATHS = MethodNote(
@@ -71,8 +82,8 @@ def caption(board: Scoreboard) -> list[str]:
             f"{size:,} ({listed([row.rung for row in rows])})" for size, rows in by_size.items()
         )
         lines.append(f"† Tokens per optimiser step: {first_step_tokens(board):,}, but {sizes}.")
-    lines += [*_swept(board), *_counting(board), *_verdicts(board), MATHS, *_until(board), *_mfu(board)]
-    lines += [*_ceilings(board), *_memory(board), *_reserved(board), *_chips(board), *_kernels(board)]
+    lines += [*_swept(board), *_counting(board), *_verdicts(board), MATHS, *_mfu(board)]
+    lines += [*_ceilings(board), *_memory(board), *_kernels(board)]
     lines += _efficiency(board)
     if machine.variables:
         lines.append(
@@ -119,23 +130,6 @@ def _kernels(board: Scoreboard) -> Iterator[str]:
     ]
     if kernels:
         yield f"Attention kernels seen: {'; '.join(kernels)}."
-
-
-def _reserved(board: Scoreboard) -> Iterator[str]:
-    """Most memory that torch's allocator held of a device, used or not."""
-    reserved = [m.reserved_memory_bytes for m in measurements(board.records)]
-    if known := [size for size in reserved if size is not None]:
-        yield f"Reserved by torch's allocator: up to {max(known) / GIB:.2f} GiB on one device."
-
-
-def _chips(board: Scoreboard) -> Iterator[str]:
-    """Duty cycle and memory of TPUs just after the windows."""
-    after = [chip for m in measurements(board.records) for chip in m.chips_after or ()]
-    if after:
-        duty = sorted(chip.duty_cycle_percent for chip in after)
-        most = max(chip.memory_bytes for chip in after) / GIB
-        told = f"{duty[0]:.0f} to {duty[-1]:.0f} % duty and up to {most:.2f} GiB in use"
-        yield f"After windows the chips told of {told}."
 
 
 def _efficiency(board: Scoreboard) -> Iterator[str]:
@@ -191,22 +185,12 @@ def _verdicts(board: Scoreboard) -> Iterator[str]:
     yield from (f"Warning: {warning}" for warning in noise_warnings(board))
 
 
-def _until(board: Scoreboard) -> Iterator[str]:
-    """Whether a run reached the width of intervals that it was to go on until."""
-    width = board.records[-1].protocol.get("until")
-    if width is None or board.interrupted:
-        return
-    if board.rounds < MOST_ROUNDS_UNTIL:
-        yield f"Rounds were added until every interval was ±{width:.1%} or narrower."
-    else:
-        yield f"Rounds were to be added until every interval is ±{width:.1%}; {MOST_ROUNDS_UNTIL} did not do."
-
-
 def _mfu(board: Scoreboard) -> Iterator[str]:
     """The formula and the denominators of MFU, or why there is none."""
-    first = measured(board.records)
-    if not first:
+    found = measurements(board.records)
+    if not found:
         return
+    first = next((m for m in found if m.peak_flops_bf16 and m.peak_flops_kind != "derived"), found[0])
     counted = f"{first.flops_per_token:,} FLOPs per token ({first.flops_formula})"
     if board.beaten and not board.peaks:
         yield f"MFU is absent: a matmul here beat the derived peak, which is therefore wrong. {counted}."
@@ -217,7 +201,8 @@ def _mfu(board: Scoreboard) -> Iterator[str]:
         return
     peak = "a dense peak"
     if first.peak_flops_bf16:
-        peak = f"{_whose_peak(board)} dense bfloat16 peak of {first.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
+        whose, teraflops = _whose_peak(board, first), first.peak_flops_bf16 / 1e12
+        peak = f"{whose} dense bfloat16 peak of {teraflops:.4g} TFLOP/s"
     else:
         yield "No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one."
     formula = f"MFU = {counted} x TPS / {peak} ({first.peak_flops_source})"
@@ -232,16 +217,17 @@ def _mfu(board: Scoreboard) -> Iterator[str]:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
         over = "over the dense peak of what the rung multiplies, in TFLOP/s"
         yield MethodNote(f"Own format: {over}: {peaks}.")
-    if derived_peak(board):
-        derived = "A derived peak is arithmetic, not a datasheet's"
-        yield MethodNote(f"{derived}: do not rank this MFU against other machines.")
+    if derived := [row.rung for row in board.rows if of_derived_peak(row, board)]:
+        which = "" if derived_peak(board) else f" (of {listed(derived)})"
+        arithmetic = f"A derived peak{which} is arithmetic, not a datasheet's"
+        yield MethodNote(f"{arithmetic}: do not rank this MFU against other machines.")
     if any(row.hfu is not None for row in board.rows):
         yield MethodNote("HFU counts what is computed a second time to save memory; MFU does not.")
 
 
-def _whose_peak(board: Scoreboard) -> str:
+def _whose_peak(board: Scoreboard, measurement: Measurement) -> str:
     """What the peaks that add up belong to."""
-    first = next(record for record in board.records if record.measurement)
+    first = next(record for record in board.records if record.measurement is measurement)
     if first.toggles.as_toggles.device == HOST or first.environment.xla_on_cpu:
         return "each node's CPU's" if board.environment.nodes else "the CPU's"  # however many ranks share it
     return "each device's"
@@ -258,14 +244,6 @@ def _ceilings(board: Scoreboard) -> Iterator[str]:
             f"Measured ceiling of this {device}: {rates} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
-    if (leader := board.fastest) and (tokens := leader.tokens_per_step):
-        speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
-        if known := [number(speed) for speed in speeds if speed is not None]:
-            yield (
-                f"Bound of {leader.rung}, if a step were only matmuls, attention and AdamW's traffic, at the "
-                f"rates that each such process measured: {' and '.join(known)} tokens per second "
-                "(bench roofline tells what is counted)."
-            )
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
             yield f"Measured ceiling: {status_word(record.status)}: {record.error.splitlines()[0]}"
@@ -327,10 +305,9 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         below = f"differences below {whole_percent(board.delta)}" if board.delta < 1 else "all differences"
-        yield (
-            f"Noise hides {below}: quieten the machine "
-            f"(bench doctor), or run on ({'--repeats 10' if board.swept else '--until 2%'})."
-        )
+        longer = "--repeats 10" if board.swept else "--resume --until 2%"
+        longer = "give more --minutes" if board.ladder == QUICK else f"run on: {longer}"
+        yield f"Noise hides {below}: reduce it (bench doctor), or {longer}."
 
 
 def _machine(board: Scoreboard) -> str:

@@ -28,7 +28,7 @@ def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggl
 
 
 BoundRow = tuple[str, Bound, float | None]
-"""A rung's name, its bound, and its measured milliseconds per optimiser step."""
+"""A rung's name, its limit, and its measured milliseconds per optimiser step."""
 
 
 def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[BoundRow]:
@@ -58,7 +58,7 @@ def roofline_brief(
     title: str = "",
     source: str = "",
 ) -> Brief:
-    """What a machine sustains, what bounds a step on it and, of a ladder, how near to that its rungs come.
+    """What a machine sustains, what limits a step on it and, of a ladder, how near to that its rungs come.
 
     peak: FLOP/s of the chip by its datasheet in the number format of the fastest matmul, where known. lines:
     of a ladder, which `title` names; source: where its rungs were measured.
@@ -77,7 +77,7 @@ def roofline_brief(
         reached = [(share(limit, ms) or 0.0, rung) for rung, limit, ms in limits if ms]
         if reached:
             most, rung = max(reached)
-            answer.append(f"Nearest to its bound: {rung}, {whole_percent(most)} of it.")
+            answer.append(f"Nearest to its limit: {rung}, {whole_percent(most)} of it.")
         answer += _bound_by(f"rung {limits[-1][0]}", limits[-1][1])
     elif not lines:
         alike = Toggles(autocast="bfloat16" if best.number_format == "bfloat16" else "float32")
@@ -89,7 +89,7 @@ def roofline_brief(
         whole=[rates, bounds] if lines else [rates],
         warnings=[note for note in bounds.notes if note not in (ASSUMPTIONS, source)] if lines else [],
         notes=[source, ASSUMPTIONS] if lines else rates.notes,
-        hints=["All rates, and what a bound is: --full; the record keeps them."],
+        hints=["All rates, and what a limit is: --full; the record keeps them."],
     )
 
 
@@ -154,7 +154,7 @@ def _attention(a: Attention) -> str:
 
 
 def bound_table(title: str, lines: Sequence[BoundRow], notes: Sequence[str]) -> Table:
-    """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
+    """The limit of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
     columns: list[Column[BoundRow]] = [
         Column("Rung", lambda line: line[0], words=True),
         Column("Number format", lambda line: line[1].number_format, words=True, drop=3),
@@ -162,21 +162,21 @@ def bound_table(title: str, lines: Sequence[BoundRow], notes: Sequence[str]) -> 
         Column("Matmuls (ms)", lambda line: line[1].products_ms, number, drop=6),
         Column("Attention (ms)", lambda line: line[1].attention_ms, number, drop=5),
         Column("AdamW (ms)", lambda line: line[1].optimizer_ms, number, drop=4),
-        Column("Bound (ms/step)", lambda line: line[1].total_ms, number),
+        Column("Limit (ms/step)", lambda line: line[1].total_ms, number),
         Column("Measured (ms/step)", lambda line: line[2], number, drop=7),
-        Column("Share of bound", lambda line: share(line[1], line[2]), percent),
+        Column("Of limit", lambda line: share(line[1], line[2]), percent),
     ]
     reasons = [f"{rung}: {limit.absent}" for rung, limit, _ in lines if limit.absent]
     if any((share(limit, measured) or 0.0) > 1 for _, limit, measured in lines):
         reasons.append(
-            "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with "
-            "nothing else running; or, where parts count at own rates, the rung's kernels are faster than "
-            "those measured."
+            "Above 100 % of the limit: this ceiling is of a slower hour than the run, so measure it again "
+            "with nothing else running; or, where parts count at own rates, the rung's kernels are faster "
+            "than those measured."
         )
     return Table(title=title, columns=columns, rows=lines, notes=[*reasons, ASSUMPTIONS, *notes])
 
 
 def _by_own_rate(limit: Bound) -> str:
-    """Which parts of the bound count at a rate measured for themselves."""
+    """Which parts of the limit count at a rate measured for themselves."""
     parts = {"matmuls": limit.products_by_shape, "attention": limit.attention_by_kernel}
     return ", ".join(name for name, own in parts.items() if own)

@@ -49,6 +49,7 @@ from bench.report.one_run.caption import (
     largest_batches,
     mark,
     noise_warnings,
+    of_derived_peak,
     other_method,
     other_step,
     rung_and_speed,
@@ -121,10 +122,12 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
     if again and board.delta is not None:
-        yield f"Noise floor: from running the {' and the '.join(again)} rung again."
+        itself = "themselves" if len(again) > 1 else "itself"
+        yield f"Noise floor: the {' and the '.join(again)} rung, run again, against {itself}."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        yield f"Unclear: {'not wholly beyond the noise floor' if loud else 'may be a gain or a loss'}."
+        where = "the interval is not wholly beyond the noise floor" if loud else "may be a gain or a loss"
+        yield f"Unclear: {where}."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -232,7 +235,7 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
     else of a derived peak.
     """
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
-        return MFU, lambda row: row.mfu
+        return MFU, lambda row: None if of_derived_peak(row, board) else row.mfu
     if (best := board.fastest) and (most := limit_tps(board, best)):
         return OF_LIMIT, lambda row: row.tps and row.mean_tps / most
     return DERIVED_MFU, lambda row: row.mfu
@@ -241,7 +244,7 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
 def _share_of(name: str, board: Scoreboard) -> str:
     """What share_of_limit() is a share of; empty where its title, `name`, says so."""
     if name == OF_LIMIT and board.fastest:
-        return f"{OF_LIMIT}: tokens/s over the limit below, which is that of {plain(board.fastest.rung)}."
+        return f"{OF_LIMIT}: share of the limit below, which is that of {plain(board.fastest.rung)}."
     return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
@@ -317,16 +320,22 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
-        yield f"Tried, no sure gain, left out: {'; '.join(said)}."
+        yield f"Tried and left out, slower or no sure gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        ratio = f"{times(scout.ratio)}, " if scout.ratio is not None else ""
+        ratio = f"{times(scout.ratio)}{_beside_noise(scout.floor)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
         names = plain(listed(scout.together))
         yield f"Each alone within the noise, so tried together: {names}: {ratio}{came}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
-        yield f"Not possible on this machine, or with what was kept (--full says why): {listed(refused)}."
+        why = "(bench report --full says why)"
+        yield f"Not possible on this machine, or with what was kept {why}: {listed(refused)}."
+
+
+def _beside_noise(floor: float | None) -> str:
+    """The noise that a try had to exceed: another than the noise floor of the rounds."""
+    return f" with noise of {whole_percent(floor, '±')} in the tries" if floor is not None else ""
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -363,8 +372,9 @@ def _limit(board: Scoreboard, best: Row) -> str:
         least = bound_of(board, best)
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
-    line = f"Limit: {number(most)} tokens/s, if only matmuls, attention and AdamW took time; "
-    return f"{line}{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}."
+    reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
+    of_what = "matmuls, attention and AdamW alone, at rates measured here"
+    return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 
 def _gained(board: Scoreboard, best: Row) -> str:

@@ -10,16 +10,14 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-from matplotlib import rc_context, rcParams
+from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -120,43 +118,10 @@ def _write(figure: Figure, to: IO[Any], **how: Any) -> None:
 
 
 def _purge(figure: Figure) -> None:
-    """Remove control characters, which XML does not allow, from all words, and choose fonts for the rest."""
+    """Remove control characters, which XML does not allow, from all words."""
     for words in figure.findobj(Text):
         assert isinstance(words, Text)
         words.set_text(_printable(words.get_text()))
-        if more := fallbacks(words.get_text()):
-            words.set_fontfamily([*rcParams["font.family"], *more])
-
-
-@lru_cache(maxsize=1024)
-def fallbacks(text: str) -> tuple[str, ...]:
-    """Installed fonts for letters of a text that the usual font lacks."""
-    usual = findfont(FontProperties(family=rcParams["font.family"]))
-    missing = {ord(letter) for letter in text} - _letters(usual)
-    if not missing:
-        return ()
-    found: list[str] = []
-    for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)):
-        if font.name in found or font.name.startswith(PLACEHOLDERS):
-            continue
-        if letters := missing & _letters(font.fname):
-            missing -= letters
-            found.append(font.name)
-    return tuple(found)
-
-
-PLACEHOLDERS = "Last Resort"
-"""A font that has a frame for every letter and comes last by itself."""
-
-
-@cache
-def _letters(file: str) -> frozenset[int]:
-    """Letters that a font can draw; none where they are bitmaps, as of coloured emoji."""
-    try:
-        font = get_font(file)
-    except (OSError, RuntimeError):
-        return frozenset()
-    return frozenset(font.get_charmap()) if font.scalable else frozenset()
 
 
 def _printable(text: str) -> str:

@@ -99,8 +99,7 @@ def _heading(own: Sequence[Step]) -> str:
 
 def _where(step: Step) -> str:
     if step.figure:
-        devices = step.figure.devices or 1
-        return f"{f'{devices} x ' if devices > 1 else ''}{plain(step.figure.hardware or 'hardware not told')}"
+        return plain(step.figure.on or "hardware not told")
     assert step.rung
     return hardware_title(step.rung)
 

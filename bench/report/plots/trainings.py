@@ -52,7 +52,7 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
         axes.plot(x, tps, ".", ms=3, alpha=0.5, color=colour)
         axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
     speeds = [run.tps for run in runs if run.tps]
-    if max(speeds) > 10 * min(speeds):
+    if speeds and max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
     else:
         axes.set_ylim(bottom=0)

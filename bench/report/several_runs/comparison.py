@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import group_by, measured
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.compare import Comparison, Pair, Side
 from bench.analysis.several_runs.rungs import Chain, ChainRow, RungView
@@ -334,15 +334,20 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         "rounds; ± is the 95 % t interval. A rung that failed, or is not supported, has no ratios "
         "and no time."
     )
-    if other := [rung.row.rung for rung in rungs if rung.row.other_maths]:
+    if other := [f"{rung.row.rung} ({_letter(chain, rung)})" for rung in rungs if rung.row.other_maths]:
         unlike = "another training than the first rung's of its run, not a faster one"
         yield f"Warning: {unlike}: {listed(other)}."
     if not all(rung.board.same_run(chain.baseline.board) for rung in rungs):
         yield BETWEEN_RUNS
     yield from ranks_note(rungs)
-    yield from _mfu(chain)
+    if any(rung.row.mfu is not None for rung in rungs):
+        yield "MFU is over the dense bfloat16 peak of all devices at work; each run's report has its formula."
+        if len({rung.measurement.flops_formula for rung in rungs if rung.measurement}) > 1:
+            yield "Warning: the runs count FLOPs by different formulas, so their MFU do not compare."
     yield from derived_note(rungs)
-    yield from _memory(chain)
+    sized = [rung.row for rung in rungs if rung.row.peak_memory_bytes is not None]
+    if len({row.peak_memory_method for row in sized}) > 1:
+        yield "Warning: peak memory was measured by different methods, which do not compare."
     sizes = sorted({rung.row.tokens_per_step for rung in rungs if rung.row.tokens_per_step})
     if len(sizes) > 1:
         included = "what larger steps gain is in these ratios"
@@ -359,39 +364,6 @@ def _chain_legend(run: Scoreboard, name: str) -> str:
         f"{name}: {run.ladder} on {machine.machine} ({machine.chip}), torch {machine.torch}; {processes} in "
         f"{plural(run.rounds, 'round')}, {floor}; from {source}."
     )
-
-
-def _mfu(chain: Chain) -> Iterator[str]:
-    """The numerator of MFU and every denominator, by the runs that have it."""
-    measurements = [(measured(run.records), letter(place)) for place, run in enumerate(chain.runs)]
-    formulas = _by_value(
-        (f"{m.flops_per_token:,} FLOPs per token ({m.flops_formula})", run) for m, run in measurements if m
-    )
-    peaks = _by_value((_peak(r.rung), _letter(chain, r.rung)) for r in chain.rows if r.rung.measurement)
-    if formulas:
-        by_run = [f"{runs} {formula}" for formula, runs in formulas.items()]
-        formula = "; ".join(by_run if len(formulas) > 1 else formulas)
-        yield f"MFU = {formula} x TPS / the dense bfloat16 peak of all devices at work."
-    if peaks:
-        by_run = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
-        yield f"Peak of one device, which is all of a CPU: {by_run}."
-
-
-def _peak(rung: RungView) -> str:
-    peak = f"{rung.peak / 1e12:.4g} TFLOP/s" if rung.peak else "absent"
-    return f"{peak} ({rung.measurement.peak_flops_source})" if rung.measurement else peak
-
-
-def _memory(chain: Chain) -> Iterator[str]:
-    methods = _by_value(
-        (str(row.rung.row.peak_memory_method), _letter(chain, row.rung))
-        for row in chain.rows
-        if row.rung.row.peak_memory_bytes is not None
-    )
-    if methods:
-        by_run = "; ".join(f"{method} ({runs})" for method, runs in methods.items())
-        different = "; different methods do not compare" if len(methods) > 1 else ""
-        yield f"Peak memory: {by_run}, of the rank that needed most{different}."
 
 
 def _and(letters: Sequence[str]) -> str:

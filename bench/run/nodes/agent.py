@@ -133,6 +133,7 @@ class Agent:
             repetition=order["repetition"],
             together=tuple(order.get("together", ())),
             stop_below=order.get("stop_below"),
+            proofs=order["proofs"],
         )
         own, place = interface(self._store.outgoing["address"]), self._place
         return task, Part(

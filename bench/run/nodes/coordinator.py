@@ -216,6 +216,7 @@ class DistributedTask:
             "together": list(task.together),
             "stop_below": task.stop_below,
             "repetition": task.repetition,
+            "proofs": task.proofs,
             "nodes": nodes,
             "port": port,
         }

@@ -19,6 +19,12 @@ def test_a_rung_keeps_every_toggle_below_it(write_ladder) -> None:
     ]
 
 
+def test_the_top_of_a_ladder_is_its_last_rung_that_is_meant_to_run_or_else_the_last(write_ladder) -> None:
+    huge = "{name: huge, set: {micro_batch_size: 4096}, expect: out_of_memory}"
+    assert load(write_ladder(f"[{{name: a}}, {huge}]")).top.name == "a"
+    assert load(write_ladder(f"[{huge}]")).top.name == "huge"
+
+
 def test_accumulation_is_derived_from_the_tokens_per_step_of_the_workload(write_ladder) -> None:
     path = write_ladder(
         "[{name: a}, {name: b, set: {micro_batch_size: 4}}]",

@@ -90,7 +90,7 @@ def test_a_run_is_shown_beside_published_rungs_of_the_same_name_and_model(tmp_pa
     board = scoreboard([record("bfloat16"), record("what nobody published", 1)])
     found = beside(board, POST)
     assert found is not None
-    assert [row[:4] for row in found.cells] == [["bfloat16", "1,000", "42,871", "1 x H100 SXM"]]
+    assert [row[:4] for row in found.cells] == [["bfloat16", "1,000", "42,871", "H100 SXM"]]
     assert "They rank nothing here" in found.notes[0]
     assert beside(scoreboard([record("bfloat16", toggles=Toggles())]), POST) is None  # on a CPU
     assert beside(scoreboard([record("what nobody published")]), POST) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -21,12 +20,11 @@ from bench.records.machine import Ceiling, Matmul
 from bench.records.published import Published
 from bench.report.assembly import assemble
 from bench.report.page import page
-from bench.report.plots import style
 from bench.report.plots.atlas import atlas_picture
 from bench.report.plots.losses import losses_by_step
 from bench.report.plots.pictures import draw
 from bench.report.plots.rungs import climb, panels
-from bench.report.plots.style import fallbacks, fit_log_axis, shortened
+from bench.report.plots.style import fit_log_axis, shortened
 from bench.report.plots.style import label_rows as labelled
 from bench.report.plots.summary import summary
 from gpt2.config.toggles import Toggles
@@ -355,29 +353,6 @@ def test_a_legend_has_a_rung_whose_name_begins_with_an_underscore(tmp_path: Path
     text = "".join(ElementTree.parse(file).getroot().itertext())
     assert "_first" in text
     assert "_second" in text
-
-
-def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fallbacks.cache_clear()
-    usual = style.findfont(style.FontProperties(family=["DejaVu Sans"]))
-    letters = {usual: "abc", "/cjk.ttf": "基线", "/ar.ttf": "خط"}
-    have = {file: frozenset(map(ord, own)) for file, own in letters.items()}
-    fonts = [
-        SimpleNamespace(name=name, fname=file, style="normal")
-        for name, file in (("Arab", "/ar.ttf"), ("Han", "/cjk.ttf"), ("Last Resort", "/all.ttf"))
-    ]
-    monkeypatch.setattr(style, "_letters", lambda file: have.get(file, frozenset(range(0x110000))))
-    monkeypatch.setattr(style.fontManager, "ttflist", fonts)
-    monkeypatch.setattr(style, "findfont", lambda _: usual)
-    try:
-        assert fallbacks("abc") == ()
-        assert fallbacks("abc 基线".replace(" ", "")) == ("Han",)
-        assert fallbacks("基خ") == ("Arab", "Han")
-        assert fallbacks("ж") == ()
-    finally:
-        fallbacks.cache_clear()
 
 
 def test_a_clipping_rectangle_s_last_bits_do_not_change_a_picture() -> None:

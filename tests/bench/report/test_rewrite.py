@@ -22,24 +22,7 @@ KEPT = {
     "a byte order mark": (b"\xef\xbb\xbf" + START + b"\r\n" + END + b"\r\nb", b"\r\n"),
     "latin-1": (b"caf\xe9 \x85 \x0b\x0c\n" + START + b"\n" + END + b"\n\xff\xfe\n", b"\n"),
     "indented": (b"- a\n  " + START + b"  \n" + b"  " + END + b"\n", b"\n"),
-    "shown in a code block": (
-        b"```md\n"
-        + START
-        + b"\n"
-        + END
-        + b"\n```\n~~~~\n~~~\n"
-        + START
-        + b"\n~~~~\n\n    "
-        + END
-        + b"\n`"
-        + END
-        + b"`\n"
-        + START
-        + b"\nold\n"
-        + END
-        + b"\n",
-        b"\n",
-    ),
+    "named in a sentence": (b"`" + START + b"` begins it.\n" + START + b"\nold\n" + END + b"\n", b"\n"),
 }
 
 
@@ -65,7 +48,6 @@ REFUSED = {
     "no start": (END + b"\n", "has no lines"),
     "no end": (START + b"\n", "has no lines"),
     "within a line": (b"a " + START + b" b " + END + b"\n", "has no lines"),
-    "in a code block alone": (b"```\n" + START + b"\n" + END + b"\n```\n", "has no lines"),
     "UTF-16": ((START + b"\n" + END).decode().encode("utf-16"), "has no lines"),
     "reversed": (END + b"\n" + START + b"\n", "README.md:1: the line"),
     "two starts": (START + b"\n" + START + b"\n" + END + b"\n", "2 times (lines 1 and 2)"),

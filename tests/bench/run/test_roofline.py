@@ -300,7 +300,7 @@ def test_measured_milliseconds_are_those_of_the_same_toggles_and_workload_only()
 def test_a_share_above_all_that_can_be_is_said_to_be_of_another_hour() -> None:
     least = Bound(number_format="float32", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0)
     said = [printed(bound_table("t", [("a", least, measured)], [])) for measured in (20.0, 5.0)]
-    assert ["A share above 100 %" in text for text in said] == [False, True]
+    assert ["Above 100 % of the limit" in text for text in said] == [False, True]
 
 
 def test_a_rung_of_another_device_has_no_bound(write_ladder) -> None:
@@ -355,7 +355,7 @@ def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_lad
     append(folder / "test-1.jsonl", earlier)
     done = roofline(ladder, "--out", tmp_path / "out", "--results", tmp_path / "out", "--full")
     assert done.returncode == 0, done.stderr
-    for part in ("TFLOP/s", "lm_head", "GB/s", "bfloat16", "Share of bound"):
+    for part in ("TFLOP/s", "lm_head", "GB/s", "bfloat16", "Of limit"):
         assert part in done.stdout
     measured, unmeasured = (
         line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["a"], ["b"])

@@ -853,6 +853,22 @@ def test_where_time_is_short_the_first_process_of_a_rung_and_each_try_are_asked_
     assert [record.command.split("--proofs ")[1].split()[0] for record in records] == told
 
 
+def test_where_a_process_ended_before_it_proved_anything_the_next_of_its_rung_is_asked(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs, genuine = list[str](), processes.supervise
+
+    def supervise(argv: list[str], *rest):
+        proofs.append(argv[argv.index("--proofs") + 1])
+        return genuine([sys.executable, "-c", GOOD if len(proofs) > 1 else "raise SystemExit(1)"], *rest)
+
+    monkeypatch.setattr(processes, "supervise", supervise)
+    ladder = load(write_ladder("[{name: a}]", repeats=3, control="last"))
+    records = run(ladder, Options(out=tmp_path), Silent()).records
+    asked = [how for how, record in zip(proofs, records, strict=True) if record.kind == "cumulative"]
+    assert asked == ["once", "once", "none"]
+
+
 def test_a_run_that_is_resumed_asks_for_proofs_again(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

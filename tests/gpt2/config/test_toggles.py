@@ -370,7 +370,7 @@ def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_
     program = (
         "from types import SimpleNamespace; import torch; from gpt2.training.stages import configure_process;"
         "from gpt2.device import Cpu; from gpt2.hardware.host import usable_cores;"
-        "from gpt2.proofs.process import affinity; from gpt2.config.toggles import Toggles;"
+        "from gpt2.proofs.prove import affinity; from gpt2.config.toggles import Toggles;"
         "configure_process(Toggles(affinity='pinned'), Cpu()); torch.ones(2**22).exp();"
         "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
         "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not "
@@ -406,7 +406,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name:
 def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
     program = (
         "from types import SimpleNamespace as Made; from gpt2.device import Cpu;"
-        "from gpt2.proofs.process import allocator; from gpt2.config.toggles import Toggles;"
+        "from gpt2.proofs.prove import allocator; from gpt2.config.toggles import Toggles;"
         f"found = allocator(Made(toggles=Toggles(allocator={name!r}), training=Made(device=Cpu())));"
         "print(found.evidence); raise SystemExit(not found.took_effect)"
     )

@@ -9,9 +9,11 @@ import json
 import random
 import subprocess
 import sys
+import threading
 import urllib.error
 from dataclasses import asdict, replace
 from functools import cache
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
@@ -430,6 +432,26 @@ def test_a_download_that_is_not_the_known_file_is_not_kept(
     with pytest.raises(DataError, match=r"does not give the known file; put hellaswag_val.jsonl into"):
         load()
     assert not list(own_cache.rglob("hellaswag*"))
+
+
+def test_a_download_that_breaks_off_is_one_line_with_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BreaksOff(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(b"half")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), BreaksOff) as server:
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        monkeypatch.setattr(hellaswag, "URL", f"http://127.0.0.1:{server.server_port}/hellaswag_val.jsonl")
+        with pytest.raises(
+            DataError, match=r"could not be downloaded .*more expected.*; put hellaswag_val.jsonl into"
+        ):
+            load()
 
 
 def test_without_a_network_the_error_names_the_ways(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,8 +30,7 @@ from gpt2.hardware.host import missing_package
 from gpt2.model.model import LayerNorm, build
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import attention_kernel, profile
-from gpt2.proofs.prove import prove
-from gpt2.proofs.step import LOSS_OPS
+from gpt2.proofs.prove import LOSS_OPS, prove
 from gpt2.training.memory_estimate import estimate
 
 pytestmark = pytest.mark.usefixtures("process_settings")

@@ -249,12 +249,13 @@ def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: 
     assert newest(tmp_path / "elsewhere") == tmp_path / "elsewhere"
 
 
-def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:
-    keep_steps(tmp_path, 10, 20, 30, facts=[{"val_loss": 3.0}] * 3)
-    (file,) = step_folder(tmp_path, 10).glob("*.safetensors")
-    file.write_bytes(b"cut")
+def test_an_old_checkpoint_that_is_refused_neither_ends_the_run_nor_is_removed(tmp_path: Path) -> None:
+    keep_steps(tmp_path, 10, 20, 30, 40, facts=[{"val_loss": loss} for loss in (2.0, 3.0, 3.5, 4.0)])
+    averaged = step_folder(tmp_path, 10) / "ema.safetensors"
+    averaged.write_bytes(b"a user's")
     prune(tmp_path, keep=1)
-    assert [each.name for each in folders(tmp_path)] == ["step-00000020", "step-00000030"]
+    assert [each.name for each in folders(tmp_path)] == ["step-00000010", "step-00000020", "step-00000040"]
+    assert averaged.read_bytes() == b"a user's"
 
 
 def test_what_was_being_written_is_no_checkpoint(kept: Path) -> None:

@@ -22,9 +22,8 @@ import gpt2.model.tuned_linear
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
 from gpt2.proofs.evidence import Finding, StepEvidence
-from gpt2.proofs.process import loaded_libraries
 from gpt2.proofs.profiler import Op, attention_kernel, fused_attention, kernel_formats, matmuls, profile
-from gpt2.proofs.prove import PROOFS, prove
+from gpt2.proofs.prove import PROOFS, loaded_libraries, prove
 from gpt2.training.stages import model_config
 from gpt2.training.train import Training
 

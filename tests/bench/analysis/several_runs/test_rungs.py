@@ -142,7 +142,7 @@ def test_a_rung_whose_loss_differs_has_neither_ratio_nor_time(tmp_path: Path, la
 def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: Path) -> None:
     rungs = ("CUDA", CUDA, (1e3,)), ("narrow", replace(BF16, residual="bfloat16"), (9e3,))
     narrow = run_of(tmp_path / "n.jsonl", *rungs)
-    said = "Warning: another training than the first rung's of its run, not a faster one: narrow."
+    said = "Warning: another training than the first rung's of its run, not a faster one: narrow (A)."
     assert said in table_of(chained(narrow, start=f"{narrow}:CUDA")).notes
     assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
 
@@ -176,7 +176,7 @@ def test_memory_that_was_found_out_in_other_ways_is_said_not_to_compare(tmp_path
         found = measurement(peak_memory_bytes=size * 2**30, peak_memory_method=method, tokens_per_step=tokens)
         append(file, record(name, index, toggles=toggles, measurement=found))
     shown = chained(file, start=f"{file}:a")
-    assert any("different methods do not compare" in note for note in table_of(shown).notes)
+    assert any("different methods, which do not compare" in note for note in table_of(shown).notes)
 
 
 def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path, laptop: Path) -> None:

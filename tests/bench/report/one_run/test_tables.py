@@ -11,17 +11,16 @@ from rich.console import Console
 from samples import MACHINE, append, measurement, record, records_of
 from shown import to_markdown, to_terminal
 
-from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
 from bench.analysis.warnings import disturbed, warnings
-from bench.format import number
 from bench.ladder.ladder import Protocol
-from bench.records.machine import Ceiling, ChipState, Matmul
+from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import StoodStill
 from bench.records.record import Record, RecordError
 from bench.report.one_run.caption import caption
+from bench.report.one_run.screen import limit_tps, share_of_limit
 from bench.report.one_run.tables import tables
 from bench.stats import LOUD, noise_floor
 from gpt2.config.toggles import Toggles
@@ -274,7 +273,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_no_broken_words(width: int) ->
     text = terminal(scoreboard(ladder()), width)
     for word in ("baseline", "bfloat16", "TPS", "Status"):
         assert word in text, text
-    assert ("a wider terminal or --markdown shows all" in " ".join(text.split())) == (width < 140)
+    assert ("a wider terminal shows all" in " ".join(text.split())) == (width < 140)
 
 
 def test_a_rung_that_changes_the_maths_says_so_and_is_never_the_fastest() -> None:
@@ -437,20 +436,44 @@ def test_a_peak_of_a_datasheet_or_a_user_stays_whatever_is_measured(kind: str) -
     assert not [each for each in warnings(board) if "derived for this" in each]
 
 
-def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured() -> None:
+def test_of_two_measured_ceilings_the_limit_is_that_of_the_faster_one() -> None:
     """A product at twice the rate halves all of a step's least time but AdamW's traffic."""
     rounds = rounds_of(*[(1e5, 2e5, 1e5)] * 3).records
-    board = scoreboard([ceiling(4.0), *rounds, ceiling(8.0, 3)])
-    row = board.rows[1]
-    low, high = (most_tokens_per_second(each, 1024) or 0.0 for each in bounds_of(board, row))
+    low, high, both = (
+        limit_tps(board, board.rows[1]) or 0.0
+        for board in (
+            scoreboard([ceiling(4.0), *rounds]),
+            scoreboard([ceiling(8.0), *rounds]),
+            scoreboard([ceiling(4.0), *rounds, ceiling(8.0, 3)]),
+        )
+    )
     assert 1.5 < high / low < 2
-    (line,) = [line for line in caption(board) if line.startswith("Bound of b")]
-    assert f"{number(low)} and {number(high)} tokens per second" in line
+    assert both == high
 
 
 def test_a_derived_peak_is_called_that_in_the_column_s_title() -> None:
     text = text_of(record(measurement=measurement(peak_flops_kind="derived")))
     assert "MFU (bf16, derived peak)" in text
+    assert "do not rank this MFU" in text
+
+
+def test_of_a_ladder_of_two_devices_each_rung_s_mfu_is_over_its_own_kind_of_peak() -> None:
+    cpu = record(toggles=Toggles(), measurement=measurement(peak_flops_kind="derived", peak_flops_bf16=1e12))
+    gpu = record("gpu", 1, measurement=measurement(400_000.0, peak_flops_kind="datasheet"))
+    board = scoreboard([cpu, gpu])
+    shown = to_markdown(board)
+    assert "derived peak)" not in shown
+    assert "each device's dense bfloat16 peak of 989.4 TFLOP/s" in shown
+    assert "A derived peak (of baseline) is arithmetic, not a datasheet's: do not rank this MFU" in shown
+    title, share = share_of_limit(board)
+    assert title == "MFU"
+    assert [share(row) for row in board.rows] == [None, pytest.approx(854_438_400 * 400_000 / 989.4e12)]
+
+
+def test_mfu_over_a_derived_peak_of_the_rung_s_own_format_alone_is_called_that() -> None:
+    own = measurement(peak_flops_kind="derived", peak_flops_bf16=None, peak_flops_dtype=1e12)
+    text = text_of(record(measurement=own))
+    assert "MFU (own format, derived peak)" in text
     assert "do not rank this MFU" in text
 
 
@@ -484,7 +507,7 @@ def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     said = "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x"
     assert said in to_markdown(noisy((1.001, 0.999, 1.0)))
     loud = noisy((1.1, 0.9, 1.0))
-    assert "Warning: Noise hides differences below 28 %: quieten the machine" in to_markdown(loud)
+    assert "Warning: Noise hides differences below 28 %: reduce it" in to_markdown(loud)
     assert loud.rows[1].verdict == "unclear"
 
 
@@ -589,13 +612,6 @@ def test_memory_found_out_in_another_way_is_marked() -> None:
     text = text_of(record(), record("b", 1, measurement=graphs))
     assert "| 3.00 ‡ |" in text
     assert "‡ But reserved, window (torch.cuda): do not compare." in text
-
-
-def test_whether_rounds_until_it_is_narrow_were_enough_is_said() -> None:
-    until = asdict(Protocol(until=0.02))
-    short, long = (records_of(("a", CUDA, 1e3), rounds=rounds, protocol=until) for rounds in (7, 20))
-    assert "until every interval was ±2.0% or narrower" in text_of(*short)
-    assert "20 did not do" in text_of(*long)
 
 
 # --- hours, energy, money -----------------------------------------------------------------------------------
@@ -1055,23 +1071,6 @@ def test_the_caption_names_the_attention_kernels_that_ran_and_in_which_rungs() -
     rungs = [record(), record("b", 1, measurement=flash), record("c", 2, measurement=flash)]
     assert "Attention kernels seen: flash (b, c)." in to_markdown(scoreboard(rungs))
     assert "Attention kernels" not in to_markdown(scoreboard(rungs[:1]))
-
-
-def test_the_caption_tells_reserved_memory_where_an_allocator_has_any() -> None:
-    assert "Reserved by torch's allocator: up to 4.00 GiB on one device." in text_of(record())
-    on_cpu = record(measurement=measurement(reserved_memory_bytes=None))
-    assert "Reserved" not in text_of(on_cpu)
-
-
-def test_the_caption_tells_what_tpus_said_of_themselves() -> None:
-    whole = 16 * 2**30
-    chips = [
-        ChipState(index=n, memory_bytes=2**30 << n, memory_total_bytes=whole, duty_cycle_percent=90.0 + n)
-        for n in range(2)
-    ]
-    found = measurement(chips_before=chips, chips_after=chips)
-    text = text_of(record(measurement=found))
-    assert "After windows the chips told of 90 to 91 % duty and up to 2.00 GiB in use." in text
 
 
 def test_a_record_that_names_no_device_was_of_the_default_one() -> None:

@@ -252,7 +252,14 @@ def test_a_node_that_finds_no_node_0_says_so(run: Run) -> None:
 )
 def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, Any], run: Run) -> None:
     def meanwhile(store: Memory, _: Stop) -> None:
-        what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, **odd}
+        what = {
+            "kind": "cumulative",
+            "rung": "two",
+            "repetition": 1,
+            "nodes": 2,
+            "port": 1,
+            "proofs": "each",
+        } | odd
         run.team.outgoing["task"] = {"number": 1, "arrivals": [store.arrival], **what}
         run.team.update()
 
@@ -339,7 +346,7 @@ def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
     one, node = joint
     node.exchange()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
-    what |= {"without": [], "together": [], "stop_below": None}
+    what |= {"without": [], "together": [], "stop_below": None, "proofs": "each"}
     assert node.incoming[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
