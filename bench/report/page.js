@@ -319,7 +319,7 @@ function published() {
   const place = at("others");
   place.replaceChildren();
   for (const series of data.published) {
-    if (!series.rows.length) continue;
+    if (series.rows.length < 2) continue;
     const chartPlace = document.createElement("div");
     place.append(element("h2", series.title), chartPlace);
     chart(chartPlace, series.rows.map((row) => ({name: row.name, bar: row.tps[0], text: row.said, kind: "open"})),

@@ -74,22 +74,23 @@ class AtlasRow:
         return {"faster", "slower"} <= {cell.verdict for cell in self.cells.values()}
 
     @property
-    def _order(self) -> tuple[bool, float, float]:
+    def _order(self) -> tuple[float, float]:
         ratios = [(cell.ratio.value, cell.verdict) for cell in self.cells.values() if cell.ratio]
         sure = max((value for value, verdict in ratios if verdict == "faster"), default=0.0)
-        return len(self.changes) > FEW, -sure, -max(value for value, _ in ratios)
+        return -sure, -max(value for value, _ in ratios)
 
 
-FEW = 2
-"""Changes of up to so many toggles are sorted by gain together; changes of more come after them."""
+MOST_TOGGLES = 2
+"""Toggles that a change may have: of more, none can be told from the others."""
 
 
 def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[AtlasRow]:
     """A line for each change, what surely gained most first.
 
     machines: the runs of each machine and task, by the title of its column. Only sound rungs count, over a
-    rung before that is sound or had no effect. figures: published ones, of which only those count whose
-    records tell a change that was measured here too; most tell it by a name alone.
+    rung before that is sound or had no effect, and changes of MOST_TOGGLES at most. figures: published ones,
+    of which only those count whose records tell a change that was measured here too; most tell it by a name
+    alone.
     """
     cells: dict[Changes, dict[str, Cell]] = {}
     for title, boards in machines.items():
@@ -115,7 +116,7 @@ def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
             before = board.rung_before(row)
             if row.gain is None or row.verdict is None or before is None or before.caveats:
                 continue
-            if changed := changes(before.toggles, row.toggles):
+            if 0 < len(changed := changes(before.toggles, row.toggles)) <= MOST_TOGGLES:
                 yield Cell(ratio=row.gain, verdict=row.verdict, board=board), changed
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.atlas import FEW, AtlasRow, atlas
+from bench.analysis.several_runs.atlas import MOST_TOGGLES, AtlasRow, atlas
 from bench.format import judged, times
 from bench.records.published import Published
 from bench.report.table import Column, Table
@@ -42,7 +42,7 @@ def whole(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> At
 
 
 def pictured(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Atlas | None:
-    """What a picture has room for: changes of few toggles with a sure verdict or figures of several machines.
+    """What a picture has room for: changes with a sure verdict or figures of several machines.
 
     None where fewer than two machines have one.
     """
@@ -59,7 +59,7 @@ def _of(lines: Sequence[AtlasRow], columns: Iterable[str]) -> Atlas:
 
 def _has_room(line: AtlasRow) -> bool:
     sure = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
-    return len(line.changes) <= FEW and (sure or len(line.cells) + len(line.published) > 1)
+    return sure or len(line.cells) + len(line.published) > 1
 
 
 def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Table | None:
@@ -90,7 +90,8 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
     notes = [
         "Tokens per second over the rung before, with the 95 % interval and the verdict; without a verdict "
         "rounds were too few or no control was run. Only rungs that passed all checks and keep the maths, "
-        "over one that did so or had no effect. What else is on differs between ladders.",
+        f"over one that did so or had no effect, and changes of {MOST_TOGGLES} toggles at most. What else is "
+        "on differs between ladders.",
         "Of several measurements on one machine: that of most rounds, then the newest.",
     ]
     if found.published:

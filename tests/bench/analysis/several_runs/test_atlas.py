@@ -70,16 +70,12 @@ def test_a_failed_check_or_other_maths_gives_no_cell() -> None:
     assert line.title == "autocast=bfloat16"
 
 
-def test_what_surely_gained_most_comes_first_and_changes_of_many_toggles_last() -> None:
+def test_what_surely_gained_most_comes_first_and_changes_of_three_toggles_are_left_out() -> None:
     many = replace(FUSED, attention="sdpa")
     a = ladder(("base", CUDA, 100.0), ("half", BF16, 150.0), ("fused", FUSED, 300.0))
     b = ladder(("base", CUDA, 100.0), ("many", many, 900.0))
     titles = [line.title for line in atlas({"a": [a], "b": [b]})]
-    assert titles == [
-        "adamw=fused",
-        "autocast=bfloat16",
-        "autocast=bfloat16, attention=sdpa, adamw=fused",
-    ]
+    assert titles == ["adamw=fused", "autocast=bfloat16"]
 
 
 def figure(tps: float, batch: int | None, rung: str = "a", **changes: object) -> Published:
