@@ -145,5 +145,5 @@ def _standing(board: Scoreboard) -> str:
             known.append((row.mean_tps, f"{title}, {number(row.mean_tps)} (measured)"))
     below = max((each for each in known if each[0] <= best.mean_tps), default=None)
     above = min((each for each in known if each[0] > best.mean_tps), default=None)
-    ends = [*([f"above {below[1]}"] if below else []), *([f"below {above[1]}"] if above else [])]
-    return f"Among known machines, in tokens/s: {'; '.join(ends)}." if ends else ""
+    ends = [*([f"slower, {below[1]}"] if below else []), *([f"faster, {above[1]}"] if above else [])]
+    return f"Nearest known machines, in tokens/s: {'; '.join(ends)}." if ends else ""

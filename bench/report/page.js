@@ -204,7 +204,7 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Point at a bar, or tap it, for its figures; choose it for all that is known of its rung.";
+  at("said").textContent = "Hover over a bar for its figures; click it for all that is known of its rung.";
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";

@@ -290,20 +290,23 @@ def _figure(figure: Published) -> dict[str, Any]:
     return {
         "name": plain(f"{figure.on} ({figure.source})"),
         "tps": [figure.tps, None, None],
-        "said": f"{number(figure.tps)}, published",
+        "said": f"{number(figure.tps)}, {plain(figure.label or figure.rung)}, published",
     }
 
 
 def _published(table: Table) -> dict[str, Any]:
     """A series as bars: one for each of its figures that states tokens per second."""
-    return {
-        "title": plain(table.title),
-        "rows": [
-            _figure(figure) | {"name": plain(figure.label or figure.rung)}
-            for figure in table.rows
-            if figure.tps
-        ],
-    }
+    stated = [figure for figure in table.rows if figure.tps]
+    labels = [figure.label or figure.rung for figure in stated]
+    alike = len(set(labels)) < len(labels)
+    names = [
+        f"{label} on {figure.on}" if alike else label for label, figure in zip(labels, stated, strict=True)
+    ]
+    rows = [
+        {**_figure(figure), "name": plain(name), "said": f"{number(figure.tps)}, published"}
+        for name, figure in zip(names, stated, strict=True)
+    ]
+    return {"title": plain(table.title), "rows": rows}
 
 
 # --- Tables

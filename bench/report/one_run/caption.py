@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, without_batch
@@ -20,7 +22,7 @@ from bench.format import (
     whole_percent,
     with_interval,
 )
-from bench.ladder.shipped import QUICK
+from bench.ladder.shipped import QUICK, shipped
 from bench.records.measurement import Measurement
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, noise_floor
@@ -283,12 +285,24 @@ def mark(row: Row, board: Scoreboard) -> str:
     return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
 
 
+def more_rounds(board: Scoreboard, options: str) -> str:
+    """The command for more rounds; of a ladder that does not come with the tool its options alone."""
+    if board.ladder == QUICK:  # which begins anew
+        last = max(board.records, key=lambda record: record.time)
+        took = datetime.fromisoformat(last.time) - datetime.fromisoformat(board.begun)
+        seconds = took.total_seconds() + (last.process_seconds or 0.0)
+        needed = seconds * LEAST_ROUNDS / min(board.rounds, LEAST_ROUNDS)
+        return f"bench quick --minutes {5 * math.ceil(needed / 300)}"
+    command = f"bench run {board.ladder} " if board.ladder in {path.stem for path in shipped()} else ""
+    return f"{command}--resume {options}"
+
+
 def certainty(board: Scoreboard, best: Row) -> str:
     """How surely the fastest rung is faster than the first, and than the others."""
     if board.delta is None:
         if board.rounds < LEAST_ROUNDS:
-            longer = "more --minutes" if board.ladder == QUICK else f"--resume --repeats {LEAST_ROUNDS}"
-            return f"not known from {plural(board.rounds, 'round')}; that takes {LEAST_ROUNDS} ({longer})"
+            longer = more_rounds(board, f"--repeats {LEAST_ROUNDS}")
+            return f"not known from {plural(board.rounds, 'round')}; {LEAST_ROUNDS} tell it ({longer})"
         return "not known; that takes the first rung run again in each round (A/A control)"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:
@@ -305,9 +319,8 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         below = f"differences below {whole_percent(board.delta)}" if board.delta < 1 else "all differences"
-        longer = "--repeats 10" if board.swept else "--resume --until 2%"
-        longer = "give more --minutes" if board.ladder == QUICK else f"run on: {longer}"
-        yield f"Noise hides {below}: reduce it (bench doctor), or {longer}."
+        longer = "--repeats 10" if board.swept else more_rounds(board, "--until 2%")
+        yield f"Noise hides {below}: try bench doctor, or {longer}."
 
 
 def _machine(board: Scoreboard) -> str:

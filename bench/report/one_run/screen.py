@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import attrgetter
 from statistics import median
 
@@ -102,31 +102,24 @@ def keeps(board: Scoreboard) -> str:
     """Which changes of the rungs above it a rung keeps; empty for a sweep, whose rows are independent."""
     if board.swept:
         return ""
-    kept = [row.toggles for row in board.own.rows if not row.left_out]
-    taken_back = any(
-        getattr(later, name) == getattr(kept[0], name) != getattr(before, name)
-        for before, later in pairwise(kept[1:])
-        for name in varying(kept[0], before)
-    )
-    if taken_back:
-        return "A rung keeps what those above it switch on, unless it takes that back."
     if any(row.status == NOT_CARRIED for row in board.rows):
         return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
-    return "A rung keeps what those above it switch on."
+    return "A rung keeps the settings of those above that it does not change."
 
 
 def _legend(board: Scoreboard) -> Iterator[str]:
     """What a rung keeps, and what intervals, the noise and a verdict mean."""
     if kept := keeps(board):
         yield kept
-    yield "±: 95 % interval."
+    if any(row.tps and row.tps.low is not None for row in board.taken):
+        yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
     if again and board.delta is not None:
         itself = "themselves" if len(again) > 1 else "itself"
         yield f"Noise floor: the {' and the '.join(again)} rung, run again, against {itself}."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        where = "the interval is not wholly beyond the noise floor" if loud else "may be a gain or a loss"
+        where = "not wholly beyond that" if loud else "may be a gain or a loss"
         yield f"Unclear: {where}."
 
 

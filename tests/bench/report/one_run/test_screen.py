@@ -211,11 +211,21 @@ def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
     assert "Largest sure gains: b 1.50x." in text(lost)
 
 
-def test_a_ladder_that_takes_a_change_back_says_that_its_rungs_may() -> None:
-    back = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", FUSED, 120.0))
-    assert "what those above it switch on, unless it takes that back." in " ".join(text(back).split())
+def test_a_ladder_says_what_its_rungs_keep() -> None:
     kept = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0))
-    assert "A rung keeps what those above it switch on. " in text(kept)
+    assert "A rung keeps the settings of those above that it does not change. " in text(kept)
+
+
+def test_a_quick_run_of_too_few_rounds_says_for_how_long_three_would_take() -> None:
+    """It took from 00:00:00 to 13 minutes later, for two rounds."""
+    times = ("2026-11-28T00:00:00+00:00", "2026-11-28T00:12:00+00:00")
+    runs = [
+        record(name, n, round_, ladder="quick", time=times[round_ - 1], process_seconds=60.0, toggles=toggles)
+        for round_ in (1, 2)
+        for n, (name, toggles) in enumerate((("baseline", EAGER), ("best known", BF16)))
+    ]
+    said = " ".join(text(scoreboard(runs)).split())
+    assert "not known from 2 rounds; 3 tell it (bench quick --minutes 20)." in said
 
 
 @pytest.mark.parametrize(

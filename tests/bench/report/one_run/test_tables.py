@@ -507,7 +507,9 @@ def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     said = "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x"
     assert said in to_markdown(noisy((1.001, 0.999, 1.0)))
     loud = noisy((1.1, 0.9, 1.0))
-    assert "Warning: Noise hides differences below 28 %: reduce it" in to_markdown(loud)
+    assert "Warning: Noise hides differences below 28 %: try bench doctor, or bench run h100" in to_markdown(
+        loud
+    )
     assert loud.rows[1].verdict == "unclear"
 
 
@@ -869,7 +871,7 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     )
     assert said in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    how = "not known from 1 round; that takes 3 (--resume --repeats 3)."
+    how = "not known from 1 round; 3 tell it (bench run h100 --resume --repeats 3)."
     assert f"Fastest: b, 200 tokens/s, 2.00x over baseline. How sure: {how}" in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     said = (
