@@ -76,6 +76,7 @@ def test_every_process_becomes_a_record_round_by_round(
     assert records[0].environment.machine in str(next((tmp_path / "results").iterdir()))
 
 
+@pytest.mark.slow
 def test_a_rung_learns_the_same_each_time_and_is_timed_in_blocks(write_ladder, tmp_path: Path) -> None:
     one, other = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2)[:2]
     first, again = one.measurement, other.measurement

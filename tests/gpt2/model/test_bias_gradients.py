@@ -266,6 +266,7 @@ TRITON = replace(FOUR, bias_gradient="triton")
 CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "tied_gradient": "rows"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -276,14 +277,8 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
         {"autocast": "float16", "attention": "sdpa"},
         {"autocast": "bfloat16", "attention": "sdpa", "cross_entropy": "triton", **CASTS},
         {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"},
-        pytest.param(
-            {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "compile_region": "block"},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "recompute": "gelu"},
-            marks=pytest.mark.slow,
-        ),
+        {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "compile_region": "block"},
+        {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "recompute": "gelu"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )

@@ -269,6 +269,7 @@ REGIONS = {"compile": "default", "compile_region": "block"}
 CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "tied_gradient": "rows"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -281,7 +282,7 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
         {"autocast": "float16", "tied_gradient": "rows", "grad_accum_steps": 2},
         {"autocast": "bfloat16", "vocab_multiple": 64, "residual": "bfloat16", **CASTS},
         {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"},
-        pytest.param({**REGIONS, "autocast": "bfloat16", "tied_gradient": "rows"}, marks=pytest.mark.slow),
+        {**REGIONS, "autocast": "bfloat16", "tied_gradient": "rows"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )

@@ -194,6 +194,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 PADDED = replace(FOUR, vocab_multiple=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(
     "changes",
@@ -202,8 +203,8 @@ PADDED = replace(FOUR, vocab_multiple=64)
         {"grad_accum_steps": 3},
         {"autocast": "bfloat16", "tied_gradient": "rows", "recompute": "block"},
         {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"},
-        pytest.param({"autocast": "bfloat16", "compile": "default"}, marks=pytest.mark.slow),
-        pytest.param({"compile": "default", "compile_region": "block"}, marks=pytest.mark.slow),
+        {"autocast": "bfloat16", "compile": "default"},
+        {"compile": "default", "compile_region": "block"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
@@ -293,6 +294,7 @@ def test_its_memory_is_estimated_without_its_package(loss: Any, monkeypatch: pyt
 APART = [{"layer_norm": "liger"}, {"layer_norm": "quack"}, {"attention": "flash4"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", APART, ids=lambda change: " ".join(change.values()))
 @pytest.mark.parametrize(
     "changes",
@@ -300,10 +302,8 @@ APART = [{"layer_norm": "liger"}, {"layer_norm": "quack"}, {"attention": "flash4
         {},
         {"autocast": "bfloat16", "residual": "bfloat16", "recompute": "block"},
         {"autocast": "bfloat16", "bias_gradient": "triton"},
-        pytest.param({"autocast": "bfloat16", "compile": "default"}, marks=pytest.mark.slow),
-        pytest.param(
-            {"autocast": "bfloat16", "compile": "default", "bias_gradient": "triton"}, marks=pytest.mark.slow
-        ),
+        {"autocast": "bfloat16", "compile": "default"},
+        {"autocast": "bfloat16", "compile": "default", "bias_gradient": "triton"},
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
@@ -432,6 +432,7 @@ def test_other_values_need_no_package() -> None:
     assert missing_package("cross_entropy", "triton") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
 def test_linear_layers_of_8_bit_integers_learn_nearly_what_the_baseline_learns(autocast: Any) -> None:
     pytest.importorskip("torchao")

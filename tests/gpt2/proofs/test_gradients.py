@@ -116,6 +116,7 @@ def no_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(GRADIENT_TOLERANCE, precision, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "least", "most"), [(1.001, 0.5, 1.5), (1.1, 10.0, 1e3)])
 def test_an_error_as_small_as_rounding_is_as_far_from_float32_as_eager_code_and_a_fault_many_times_as_far(
     scale: float, least: float, most: float, no_tolerance: None
@@ -138,6 +139,7 @@ ROUNDED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", ROUNDED, ids=str)
 def test_a_gelu_of_ours_is_as_exact_as_torchs_and_one_with_a_fault_is_not(
     changes: dict[str, str], no_tolerance: None, monkeypatch: pytest.MonkeyPatch
@@ -206,6 +208,7 @@ def test_gradients_by_inductor_are_within_the_tolerance() -> None:
     assert 0 < difference(training) < GRADIENT_TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 7, 8, 9, 16, 20])
 @pytest.mark.parametrize(
     "changes", [{}, {"autocast": "float16"}, {"autocast": "bfloat16", "tied_gradient": "rows", **CASTS}]
@@ -226,6 +229,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(
         assert ((a - b).norm() / a.norm()).item() < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sequences", "taken"), [(1, [1]), (8, [8]), (9, [8, 1]), (20, [8, 8, 4])])
 def test_eager_code_takes_no_more_than_eight_sequences_and_compiled_code_all(
     sequences: int, taken: list[int], monkeypatch: pytest.MonkeyPatch

@@ -60,8 +60,8 @@ SAME_LOSS = [
 
 
 def marked(changes: dict):
-    """Slow where code is compiled, but for the one case of nothing else."""
-    slow = "compile" in changes and changes != {"compile": "default"}
+    """Slow where code is compiled."""
+    slow = "compile" in changes
     name = ",".join(f"{toggle}={value}" for toggle, value in changes.items())
     return pytest.param(changes, marks=[pytest.mark.slow] if slow else [], id=name)
 
