@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import hashlib
 import os
@@ -30,27 +31,37 @@ def nodes() -> int:
 
 
 class RanksError(GPT2Error):
-    """The number of started ranks is not the one asked for; the message says how many, and what to do."""
+    """The ranks that were asked for cannot meet; the message says why, and what to do."""
 
 
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     """Join the ranks that train together, and yield this process's rank.
 
-    Raises RanksError where the number of started processes is not the one that the toggles ask for.
+    Raises RanksError where the number of started processes is not the one that the toggles ask for, and where
+    a limit on processes keeps them from meeting.
     """
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started != toggles.processes:
         raise RanksError(
             f"world_size is {toggles.world_size} but {started} process(es) were started (WORLD_SIZE); set "
             f"toggles.world_size={started}, or start it with "
-            f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.processes} -m ..."
+            f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.processes} -m ...; "
+            "or unset WORLD_SIZE and RANK, if an earlier job left them"
         )
     if toggles.processes == 1:
         yield 0
         return
     bound = device.torch_device if device.ddp_device_ids else None
-    torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
+    try:
+        torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
+    except RuntimeError as error:
+        if os.strerror(errno.EAGAIN) not in str(error):  # torch hands no error number on
+            raise
+        limits = "ulimit -u, a container's limit on processes"
+        raise RanksError(
+            f"no thread could be started for the ranks to meet; raise the limit ({limits})"
+        ) from None
     yield torch.distributed.get_rank()
     # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
     # the group, whose threads are joined only when it is freed; one left over aborts the process at its exit.

@@ -73,12 +73,37 @@ def encode_one(piece: Piece) -> np.ndarray:
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Raises DataError where no process can be started."""
+    """Raises DataError where no process or thread can be started."""
     try:
         yield
-    except OSError as error:
-        why = f"a process that tokenises could not be started ({error.strerror})"
-        raise DataError(f"{why}; raise the limit (ulimit -n, ulimit -u), or take --processes 1") from None
+    except BrokenProcessPool:  # it had started
+        raise
+    except (OSError, RuntimeError) as error:  # the latter for threads
+        why = f"a process that tokenises could not be started ({getattr(error, 'strerror', None) or error})"
+        limits = "ulimit -n, ulimit -u, a container's limit on processes"
+        raise DataError(f"{why}; raise the limit ({limits}), or take --processes 1") from None
+
+
+def _try_room(processes: int) -> None:
+    """Start as many threads for a moment as the pool will need. Raises RuntimeError where a limit forbids it.
+
+    A pool whose own threads cannot start neither ends nor works.
+    """
+    over = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(THREADS_OF_POOL + 2 * processes):  # a worker has two: see _begin_worker()
+            thread = threading.Thread(target=over.wait)
+            thread.start()
+            started.append(thread)
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+
+
+THREADS_OF_POOL = 3
+"""The executor's manager, the feeder of its queue, and multiprocessing's resource tracker, a process."""
 
 
 class Encoder:
@@ -102,6 +127,7 @@ class Encoder:
             # Not forked, because reading the corpus uses threads.
             spawn = multiprocessing.get_context("spawn")
             with _starting():
+                _try_room(self.processes)
                 self._pool = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_begin_worker)
         return self
 

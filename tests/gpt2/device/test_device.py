@@ -1,4 +1,6 @@
+import errno
 import mmap
+import os
 import platform
 import shutil
 import subprocess
@@ -76,6 +78,21 @@ def test_ranks_are_refused_where_they_cannot_meet() -> None:
 def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_them() -> None:
     with (
         pytest.raises(RanksError, match=r"world_size is 2 but 1 process.*--nproc-per-node 2"),
+        process_group(Toggles(world_size=2), Cpu()),
+    ):
+        pass
+
+
+def test_ranks_that_a_limit_on_threads_keeps_from_meeting_are_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(os.strerror(errno.EAGAIN))  # as torch's store does
+
+    monkeypatch.setattr("torch.distributed.init_process_group", refuse)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with (
+        pytest.raises(RanksError, match="no thread could be started for the ranks to meet; raise the limit"),
         process_group(Toggles(world_size=2), Cpu()),
     ):
         pass

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -569,6 +570,24 @@ def test_where_no_process_can_be_started_is_one_line(
     monkeypatch.setattr("multiprocessing.popen_spawn_posix.util.spawnv_passfds", refuse)
     with pytest.raises(DataError, match=r"could not be started \(Too many open files\); raise the limit"):
         list(prepare(corpus, tmp_path / "out", processes=2))
+
+
+def test_where_too_few_threads_can_be_started_for_its_processes_is_one_line(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a container's limit on processes, within which the pool would wait for ever."""
+    genuine, started = threading.Thread.start, list[threading.Thread]()
+
+    def start(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) > 5:
+            raise RuntimeError("can't start new thread")
+        genuine(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(DataError, match=r"could not be started \(can't start new thread\); raise the limit"):
+        list(prepare(corpus, tmp_path / "out", processes=2))
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_a_worker_ended_from_outside_is_one_line(corpus: str, tmp_path: Path, small_batches: None) -> None:
