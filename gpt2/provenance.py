@@ -15,7 +15,8 @@ def code_hash() -> str:
     """Return the sha256 over names and contents of the Python and C++ sources of gpt2/ and bench/."""
     digest = hashlib.sha256()
     files = (path for package in ("bench", "gpt2") for path in (ROOT / package).rglob("*"))
-    for path in sorted(path for path in files if path.suffix in {".py", ".cpp"}):
+    sources = (path for path in files if path.suffix in {".py", ".cpp"} and not path.name.startswith("."))
+    for path in sorted(sources):  # without an editor's hidden links
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()

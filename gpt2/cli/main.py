@@ -131,15 +131,13 @@ def prepare(
     """
     from gpt2.data.batches import DataError
     from gpt2.data.corpora.prepare import prepare
-    from gpt2.data.corpora.sources import shadowed_path, stem_of
+    from gpt2.data.corpora.sources import HUB, shadowed_path, stem_of
     from gpt2.data.index import assert_free_for_nanogpt, read_index, to_nanogpt
     from gpt2.pretrain.datasets import prepared_folder
     from gpt2.pretrain.display import preparing
 
-    if other := shadowed_path(corpus):
-        typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     place = Path(os.path.expanduser(corpus))
-    folder = out or prepared_folder(stem_of(place) if place.exists() else corpus)
+    name = corpus if HUB.fullmatch(corpus) and not place.exists() else stem_of(place)
 
     def say(line: str) -> None:
         typer.echo(f"gpt2: {line}", err=True)
@@ -147,6 +145,9 @@ def prepare(
     settings = {"text_column": text_column, "revision": revision, "val_corpus": val_corpus}
     settings |= {"val_tokens": val_tokens, "shard_tokens": shard_tokens, "max_tokens": max_tokens}
     try:
+        if other := shadowed_path(corpus):
+            say(f"{corpus} is the known corpus; for the one here, write ./{other}")
+        folder = out or prepared_folder(name)
         if nanogpt and not ((before := read_index(folder)) and before.finished):
             assert_free_for_nanogpt(nanogpt)
         preparing(prepare(corpus, folder, processes=processes, warn=say, tell=say, **settings))

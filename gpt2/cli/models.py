@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer import Argument, Option
@@ -100,6 +100,8 @@ def evaluate(
                 )
     except GPT2Error as error:
         fail(error)
+    except (RuntimeError, MemoryError) as error:
+        _fail_for_memory(error, device, f"take a smaller --batch-size than {batch_size}")
 
 
 def sample(
@@ -151,6 +153,8 @@ def sample(
             sys.stdout.write("\n\n")
     except (GPT2Error, ValueError) as error:
         fail(error)
+    except (RuntimeError, MemoryError) as error:
+        _fail_for_memory(error, device, "take a smaller model, or another --device")
 
 
 def import_(
@@ -292,6 +296,16 @@ def _open(
     model = build(stages.model_config(toggles, config), None, chip.torch_device)
     checkpoint_tensors.load_weights(model, weights)
     return saved, model, chip, stages.precision(toggles, chip)[0]
+
+
+def _fail_for_memory(error: Exception, device: DeviceName, advice: str) -> NoReturn:
+    """Exit where memory ran out; raise any other error again."""
+    from gpt2.config.toggles import Toggles
+    from gpt2.device import find
+
+    if not find(Toggles(device=device)).is_out_of_memory(error):
+        raise error
+    fail(f"out of memory; {advice}", 6)
 
 
 def _progress(what: str) -> Any:

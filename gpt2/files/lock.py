@@ -24,6 +24,13 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
+def leave(folder: Path) -> None:
+    """Remove a folder again that holds nothing but its lock, if nobody has moved it."""
+    if folder.is_dir() and [each.name for each in folder.iterdir()] == [".lock"]:
+        (folder / ".lock").unlink()
+        folder.rmdir()
+
+
 def lock(file: IO[Any]) -> None:
     """Lock an open file until it is closed, where the file system can. Raises Locked."""
     try:

@@ -221,9 +221,12 @@ def seal(part: Path, folder: Path, saved: Saved, *, replace: bool) -> None:
 def recover(root: Path) -> None:
     """Give whole checkpoints their names that were killed before they had one, unless another has that name.
 
-    Raises OSError.
+    Those that are not whole are removed, for the disk may have no room for them and the next one. Raises
+    OSError.
     """
     for part in leftovers(root, STEP.pattern):
+        if not (part / FACTS).exists():  # which is written last
+            shutil.rmtree(part, ignore_errors=True)
         folder = part.with_name(part.name.rpartition("-")[0])
         if not folder.exists():
             with contextlib.suppress(CheckpointError):  # it is not whole

@@ -27,7 +27,7 @@ from gpt2.data.corpora.sources import (
 )
 from gpt2.data.corpora.stream import StreamedBatches, hold_out
 from gpt2.data.documents import in_new_order
-from gpt2.data.index import read_index
+from gpt2.data.index import Index, read_index
 from gpt2.data.shards import Shards
 from gpt2.data.splits import odd_to_train_on, open_validation, token_files
 from gpt2.files.cache import DataError, cache_dir, data_dir
@@ -103,8 +103,10 @@ def _shards(run: TrainingRun, source: Source) -> Data:
     judged, odd = "", list[str]()
     if run.evaluation.val_every:
         if run.val_corpus is not None:
-            trained = index.corpus if index else {}
-            validation, judged, odd = _other_validation(run, run.val_corpus, trained, source.text_column)
+            trained, spared = index.corpus if index else {}, _first_tokens(index)
+            validation, judged, odd = _other_validation(
+                run, run.val_corpus, trained, source.text_column, spared=spared
+            )
         elif name == GENERATED:  # the same distribution with another seed
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
@@ -159,7 +161,7 @@ def _stream(run: TrainingRun, source: Source, place: dict[str, Any] | None) -> D
     if run.evaluation.val_every:
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(
-                run, run.val_corpus, documents.source, source.text_column, whole=True
+                run, run.val_corpus, documents.source, source.text_column
             )
         elif has_validation(name):
             own = opened(split="validation")
@@ -214,25 +216,32 @@ def validation_shards(name: str, vocab_size: int, trained_seed: int) -> Corpus:
 
 
 def _other_validation(
-    run: TrainingRun, name: str, trained: Mapping[str, Any], text_column: str | None, *, whole: bool = False
+    run: TrainingRun, name: str, trained: Mapping[str, Any], text_column: str | None, *, spared: int = 0
 ) -> tuple[Corpus, str, list[str]]:
     """Open validation data from another corpus: its prepared validation shards, or its first documents.
 
-    trained: Documents.source of what is trained on; empty where that is not known. whole: whether its
-    beginning is trained on, too. Returns the corpus, a description of its files, and warnings.
+    trained: Documents.source of what is trained on; empty where that is not known. spared: tokens at its
+    beginning that are not trained on. Returns the corpus, a description of its files, and warnings.
     """
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, run.workload.config.vocab_size)
         index = read_index(folder)
         judged = index.validation if index else {}
-        if index and whole and "files" not in judged:  # cut from the beginning of the same files
-            judged = index.corpus
+        if index and _first_tokens(index) > spared:
+            judged = {"files": index.corpus.get("files", ())[:1]}
         return corpus, _taken("validated on", corpus), shared_files(trained, judged)
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
     odd = [*shared_files(trained, documents.source), *documents.warnings]
     return first, f"validated on: {documents.taken}", odd
+
+
+def _first_tokens(index: Index | None) -> int:
+    """Return how many tokens at the beginning of its corpus a preparation has for validation."""
+    if index is None or "files" in index.validation:  # which is of files of its own
+        return 0
+    return sum(each["tokens"] for each in index.shards if each["split"] == "val")
 
 
 def _named(name: str) -> Path | None:

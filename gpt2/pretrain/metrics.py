@@ -62,7 +62,7 @@ class MetricsFile:
         """New path of metrics that could not be continued: they have no checkpoint, or are damaged."""
         kept = self._kept(step, evaluated)
         try:
-            with atomic_write(self._path, sync=False) as file:
+            with atomic_write(self._path) as file:
                 file.write("".join(event.line() for event in kept).encode())
             self._file: IO[str] = self._path.open("a", encoding="utf-8")
         except OSError as error:

@@ -27,7 +27,7 @@ from gpt2.errors import GPT2Error
 from gpt2.evals.hellaswag import ScoreError
 from gpt2.files.atomic import atomic_write
 from gpt2.files.listing import name_problem
-from gpt2.files.lock import Locked, exclusive
+from gpt2.files.lock import Locked, exclusive, leave
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest, step_folder
@@ -171,7 +171,7 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
-            stack.callback(_leave, folder)
+            stack.callback(leave, folder)
         stack.enter_context(exclusive(folder))
         if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
             denied_to = f"cannot write into {options.checkpoints}"
@@ -192,13 +192,6 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
         raise MetricsError(f"{folder} has a run already: {ways}")
     if options.resume and not folders(options.checkpoints):
         _say(f"there is no checkpoint in {options.checkpoints} to go on from: the run begins at step 0")
-
-
-def _leave(folder: Path) -> None:
-    """Remove the folder again if the run wrote nothing into it, and nobody has moved it."""
-    if folder.is_dir() and [each.name for each in folder.iterdir()] == [".lock"]:
-        (folder / ".lock").unlink()
-        folder.rmdir()
 
 
 def _see_one_folder(run: TrainingRun, options: SessionOptions) -> None:

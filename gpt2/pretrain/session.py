@@ -147,6 +147,7 @@ class Session(Iterator[Event]):
         self._evaluating_seconds = saved.evaluating_seconds
         chip = device.peaks()
         self._peak = options.peak_flops or (chip.bfloat16 if chip else None)
+        self._devices = distributed.nodes() if device.shared_by_ranks else run.toggles.world_size
         self._events = self._go()
 
     def __next__(self) -> Event:
@@ -222,7 +223,7 @@ class Session(Iterator[Event]):
             seconds=seconds,
             elapsed_seconds=self._elapsed(),
             tps=tps,
-            mfu=flops / (peak * self.run.toggles.world_size) if peak else None,
+            mfu=flops / (peak * self._devices) if peak else None,
             peak_memory_bytes=self.device.peak_memory().bytes,
             wait_seconds=self.waiting.seconds - waited,
         )

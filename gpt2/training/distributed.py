@@ -55,6 +55,11 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     bound = device.torch_device if device.ddp_device_ids else None
     try:
         torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
+    except ValueError as error:  # of a launcher's variables, some of which are not set
+        raise RanksError(
+            f"{started} processes were started by WORLD_SIZE, but they cannot meet ({error}); start them by "
+            "python -m torch.distributed.run, or unset WORLD_SIZE, if an earlier job left it"
+        ) from None
     except RuntimeError as error:
         if os.strerror(errno.EAGAIN) not in str(error):  # torch hands no error number on
             raise

@@ -73,7 +73,11 @@ def encode_one(piece: Piece) -> np.ndarray:
 
 @contextlib.contextmanager
 def _starting() -> Iterator[None]:
-    """Raises DataError where no process or thread can be started."""
+    """Raises DataError where no process or thread can be started.
+
+    What is started is deaf to Ctrl-C, which reaches it too, from its first moment on.
+    """
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     except BrokenProcessPool:  # it had started
@@ -82,6 +86,8 @@ def _starting() -> Iterator[None]:
         why = f"a process that tokenises could not be started ({getattr(error, 'strerror', None) or error})"
         limits = "ulimit -n, ulimit -u, a container's limit on processes"
         raise DataError(f"{why}; raise the limit ({limits}), or take --processes 1") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _try_room(processes: int) -> None:

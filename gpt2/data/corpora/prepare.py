@@ -37,7 +37,7 @@ from gpt2.data.index import AGAIN, Index, read_index
 from gpt2.data.splits import odd_to_train_on, token_files
 from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
-from gpt2.files.lock import Locked, exclusive
+from gpt2.files.lock import Locked, exclusive, leave
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
 
 SHARD_TOKENS = 100_000_000
@@ -110,6 +110,8 @@ def prepare(
     asked = Settings(corpus=corpus, **settings)
     with contextlib.ExitStack() as stack:
         try:
+            if not folder.exists():
+                stack.callback(leave, folder)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(folder))
         except Locked:

@@ -10,6 +10,7 @@ no torch; `datasets`, which may import it, is imported only when a corpus is ope
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -299,7 +300,9 @@ def shadowed_path(name: str) -> Path | None:
     path = Path(name)
     if name not in (*KNOWN, *TEXTS) or not path.exists() or (path / "index.json").exists():
         return None
-    return path if path.is_file() or any(_has_kind(file.name) for file in files_below(path)) else None
+    with contextlib.suppress(DataError):  # a folder that cannot be read through is no reason to stop
+        return path if path.is_file() or any(_has_kind(file.name) for file in files_below(path)) else None
+    return None
 
 
 def has_validation(name: str) -> bool:

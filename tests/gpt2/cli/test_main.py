@@ -15,7 +15,9 @@ import standin_hub
 import streams
 import torch
 from longruns import command, notes, settings
+from typer.testing import CliRunner
 
+from gpt2.cli.main import app
 from gpt2.pretrain.checkpoint import folders
 from gpt2.pretrain.checkpoint import read as read_checkpoint
 from gpt2.pretrain.config import PROMPTS
@@ -26,11 +28,20 @@ FEW = settings("steps=4", "workload.lr_decay_steps=0", "evaluation.val_tokens=51
 OFTEN = settings("evaluation.val_every=2", "evaluation.sample_every=4", "evaluation.sample_tokens=8")
 
 
+OF_A_RUN = ("prepare", "train")
+"""Commands that start processes, set signals, or end by more than an exit code."""
+
+
 def done(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
-    process = command(*arguments)
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == code, err
-    return out, err
+    """What a command prints: one of a run's in a process of its own, others in this one, which has torch."""
+    if arguments[0] in OF_A_RUN:
+        process = command(*arguments)
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == code, err
+        return out, err
+    ended = CliRunner().invoke(app, [str(word) for word in arguments])
+    assert ended.exit_code == code, ended.output
+    return ended.stdout, ended.stderr
 
 
 @pytest.fixture(scope="module")
@@ -344,6 +355,26 @@ def test_exported_weights_are_as_readable_by_others_as_the_files_beside_them(
     (tmp_path / "any").touch()
     modes = {file.stat().st_mode for file in (tmp_path / "exported").iterdir()}
     assert modes == {(tmp_path / "any").stat().st_mode}
+
+
+@pytest.mark.parametrize("command", [["sample"], ["eval", "--val-corpus", "synthetic"]])
+def test_a_model_that_does_not_fit_is_one_line(
+    command: list[str], padded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(*arguments: object, **options: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr("gpt2.evals.generate.generate", too_large)
+    monkeypatch.setattr("gpt2.evals.validation_loss.corpus_loss", too_large)
+    _, err = done(command[0], padded, *command[1:], code=6)
+    assert err.startswith("gpt2: out of memory; take a smaller ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_mistyped_path_is_not_made_a_folder(tmp_path: Path) -> None:
+    _, err = done("prepare", tmp_path / "nowhere.txt", code=2)
+    assert len(err.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_that_gives_no_finite_loss_is_not_judged(padded: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from gpt2.pretrain.checkpoint import (
     newest,
     prune,
     read,
+    recover,
     seal,
     step_folder,
 )
@@ -408,6 +409,15 @@ def test_what_a_killed_run_was_writing_is_removed(kept: Path) -> None:
     torn = new_folder(step_folder(kept.parent, 99))
     prune(kept.parent, keep=1)
     assert not torn.exists()
+
+
+def test_what_a_killed_run_was_writing_makes_room_for_the_run_that_goes_on(kept: Path) -> None:
+    torn = new_folder(step_folder(kept.parent, 99))
+    whole = kept.rename(new_folder(step_folder(kept.parent, 3)))
+    recover(kept.parent)
+    assert not torn.exists()
+    assert not whole.exists()
+    assert [each.name for each in folders(kept.parent)] == ["step-00000003"]
 
 
 def test_folders_of_the_user_s_among_the_checkpoints_stay(kept: Path) -> None:

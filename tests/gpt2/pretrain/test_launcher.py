@@ -20,6 +20,7 @@ from longruns import command, settings
 from places import ROOT
 from waiting import await_gone, until
 
+from gpt2.config.workload import Workload
 from gpt2.hardware.host import free_port
 from gpt2.pretrain import launcher
 from gpt2.pretrain.checkpoint import folders, read
@@ -311,6 +312,16 @@ def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_p
     found, expected = told_losses(tmp_path / "two"), told_losses(tmp_path / "one")
     assert [each[:2] for each in found] == [each[:2] for each in expected]
     assert [each[2] for each in found] == pytest.approx([each[2] for each in expected], abs=2e-4)
+
+
+@pytest.mark.slow
+def test_ranks_that_share_a_device_share_its_peak(tmp_path: Path) -> None:
+    run = ["train", "tiny", *TWO, *settings("steps=2"), "--peak-tflops", "2"]
+    process = command(*run, "--out", tmp_path / "run")
+    assert process.wait() == 0, process.communicate()
+    flops = Workload(model="tiny", seq_len=32).flops_per_token
+    steps = [event.values for event in read_metrics(tmp_path / "run") if event.kind == "step"]
+    assert [step["mfu"] for step in steps] == pytest.approx([step["tps"] * flops / 2e12 for step in steps])
 
 
 @pytest.mark.slow

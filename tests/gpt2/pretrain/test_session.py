@@ -874,6 +874,16 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
     assert f"set toggles.world_size={started}" in said
 
 
+def test_ranks_of_a_launcher_that_does_not_say_which_is_which_are_told_so_in_one_line(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    process = command("train", config, "--out", tmp_path / "run", "--set", "toggles.world_size=2")
+    _, said = process.communicate(timeout=600)
+    assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
+    assert "RANK expected" in said
+
+
 @pytest.mark.slow
 def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000"))
@@ -1137,6 +1147,20 @@ def test_validation_on_the_very_text_that_is_trained_on_is_told(
     run = tiny_run(workload={"model": "mini", "data": "a"}, val_corpus=str(text) if stream else None)
     found = open_data(run, source).notes
     assert any(note.startswith("a.txt: trained on and validated on") for note in found)
+
+
+@pytest.mark.parametrize(("spared", "told"), [(500, True), (2000, False)])
+def test_validation_on_first_tokens_that_another_preparation_trains_on_is_told(
+    spared: int, told: bool, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    """Both are cut from the beginning of one text, of which the trained one spares less than the other."""
+    text = tmp_path / "a.txt"
+    text.write_text("To be, or not to be. " * 2000)
+    for name, tokens in (("judged", 1000), ("trained", spared)):
+        list(prepare(str(text), tmp_path / name, val_tokens=tokens, processes=1))
+    run = tiny_run(workload={"model": "mini", "data": "a"}, val_corpus=str(tmp_path / "judged"))
+    found = open_data(run, Source(path=tmp_path / "trained")).notes
+    assert any(note.startswith("a.txt: trained on and validated on") for note in found) is told
 
 
 @pytest.mark.parametrize("other", ["b.txt", None])

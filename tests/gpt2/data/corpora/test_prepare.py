@@ -22,6 +22,7 @@ import psutil
 import pytest
 import streams
 from places import ROOT
+from waiting import until
 
 from gpt2.data.batches import open_corpus
 from gpt2.data.corpora.prepare import Prepared, prepare
@@ -44,6 +45,14 @@ def corpus(tmp_path: Path, vocabulary: None) -> str:
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of few documents, so that a shard ends within one and there are many."""
     monkeypatch.setattr("gpt2.data.corpora.encode.BATCH_CHARS", 3000)
+
+
+def test_a_corpus_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for out in ("new", "there"):
+        with pytest.raises(DataError, match="nowhere"):
+            list(prepare(str(tmp_path / "nowhere.txt"), tmp_path / out))
+    assert [each.name for each in tmp_path.iterdir()] == ["there"]
 
 
 def made(corpus: str, out: Path, **settings) -> Index:
@@ -318,6 +327,33 @@ def whole_shards(folder: Path) -> None:
     """Every shard that can be seen is whole."""
     for path in folder.glob("*.bin"):
         llmc_reads(path)
+
+
+INTERRUPTED = """
+import signal, sys
+from gpt2.cli.main import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+
+
+def test_ctrl_c_while_processes_start_is_one_line(corpus: str, tmp_path: Path) -> None:
+    """A terminal sends it to them, too."""
+    words = ["prepare", corpus, "--out", str(tmp_path / "out"), "--processes", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "USE_TORCH": "0"},
+        start_new_session=True,
+    )
+    started = psutil.Process(process.pid)
+    until(lambda: any("spawn_main" in " ".join(each.cmdline()) for each in started.children()), process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 130, said
+    (last,) = [line for line in said.splitlines() if not line.startswith("gpt2: to train on")]
+    assert last == "gpt2: interrupted; the same command goes on after the last whole shard"
 
 
 @pytest.mark.slow
