@@ -207,7 +207,8 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
     """Toggles changed by this rung that had no effect in some process, with the evidence."""
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
     proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
-    measured = [(record.repetition, record.measurement.proofs) for record in rung if record.measurement]
+    whole = [record for record in rung if not record.cut_short] or rung
+    measured = [(record.repetition, record.measurement.proofs) for record in whole if record.measurement]
     asked = [(repetition, proofs) for repetition, proofs in measured if proofs != {}]
     inert_rounds = []
     for repetition, proofs in asked:

@@ -18,6 +18,7 @@ from bench.analysis.run_records import (
     tps_by_round,
     without_batch,
 )
+from bench.analysis.schedule import same_step
 from bench.format import status_word, times
 from bench.ladder.peers import PEERS
 from bench.records.machine import Ceiling, Matmul
@@ -134,9 +135,9 @@ class Row:
     speedup: Estimate | None = None
     """Ratio over the first rung."""
     gain: Estimate | None = None
-    """Ratio over the rung before."""
+    """Ratio over the rung before, or the one before that where that had no effect."""
     before: int | None = None
-    """Index of the rung before; in a sweep the next smaller batch of the same toggles, else the first row."""
+    """Index of that rung; in a sweep of the next smaller batch of the same toggles, else of the first row."""
     verdict: Verdict | None = None
     """Verdict on the gain; None where this rung or the one before failed a check."""
     efficiency: Estimate | None = None
@@ -226,7 +227,10 @@ def row_of(
     if not_carried(rung[0]):
         return _row_left_out(rung, own_above[-1] if own_above else None)
     toggles, m, tps, external = toggles_of(rung), measured(rung), tps_by_round(rung), _external(rung)
-    before = compared_with = own_above[-1] if own_above and not external else None
+    idle = {row.index for row in above if row.status == "inert"}
+    before = own_above[-1] if own_above and not external else None
+    counted = [other for other in own_above if other[0].rung_index not in idle] or own_above
+    compared_with = counted[-1] if before else None
     if before and rung[0].kind == "sweep":
         # Candidates differ from the first one; only a larger batch is a step from the candidate before.
         without = without_batch(toggles, rung[0].workload)
@@ -234,7 +238,7 @@ def row_of(
         before, compared_with = rungs[0], before if larger_batch else rungs[0]
     reference = None if external else run.parity_reference(rung)
     status, error = check_claims(rung, rungs[0], before, reference)
-    if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
+    if status == "ok" and reference and (wrong := _broken_reference(reference, above)):
         status, error = "parity_failed", f"its losses are compared with {wrong}'s, which differ themselves"
 
     def over(other: list[Record] | None) -> Estimate | None:
@@ -337,18 +341,18 @@ def _dropped(rung: list[Record], run: RunRecords) -> list[str]:
     return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
 
 
-def _broken_reference(
-    rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]
-) -> str | None:
+def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:
     """Name of the rung that `reference` is, or repeats with other steps, if that rung failed its own check.
 
     A comparison with it tells nothing. None if the reference is sound.
     """
-    index = reference[0].rung_index - (reference[0].kind == "parity")
-    if rung[0].kind == "sweep" and reference[0].kind == "parity":
-        index = next((row.index for row in above if row.tps), index)  # the first that ran
+    toggles, index = toggles_of(reference), reference[0].rung_index
     for row in above:
-        if row.index == index and row.status in ("parity_failed", "ranks_differ"):
+        if reference[0].kind == "parity":
+            is_it = not (row.external or row.left_out) and same_step(row.toggles, toggles) == toggles
+        else:
+            is_it = row.index == index
+        if is_it and row.status in ("parity_failed", "ranks_differ"):
             return row.rung
     return None
 

@@ -53,7 +53,7 @@ class Task:
             return "measured ceiling"
         if self.together:
             return f"{', '.join(self.together)} together"
-        names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
+        names = {"alone": "alone", "left_out": "left out", "control": "again", "parity": "parity"}
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
 
     @property
@@ -262,6 +262,11 @@ class Schedule:
         """Number of rounds, as far as it is known beforehand."""
         protocol = self.ladder.protocol
         return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
+
+    @property
+    def begun(self) -> int:
+        """The last round of which a process has ended; 0 before the first."""
+        return max((repetition for _, _, repetition in self._done), default=0)
 
     def resume(self, records: Sequence[Record]) -> None:
         """Leave out what has been run.

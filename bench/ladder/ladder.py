@@ -91,6 +91,11 @@ class Protocol:
         """Whether what each process should do alike is done once: compiling, choosing, proving."""
         return self.carry == "if_faster" or self.control == "last"
 
+    def of_windows(self) -> dict[str, Any]:
+        """Return all but the number of rounds and the time limit, which affect no window."""
+        free = ("repeats", "until", "timeout_seconds")
+        return {name: value for name, value in asdict(self).items() if name not in free}
+
     @property
     def least_blocks(self) -> int:
         """Blocks that a window has however long they take."""

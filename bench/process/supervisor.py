@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -162,7 +163,8 @@ def classify(out: Path, ended: ProcessEnd, timeout: float) -> Outcome:
     if written and not _signal(ended):
         lines = [written.error or written.status, *(last if written.status == "failed" else [])]
         return written.model_copy(update={"error": "\n".join(lines)})
-    lines = [f"{_how(ended)}: {last[-1]}", *last[:-1]] if last else [_how(ended)]
+    why = short_of_threads(ended.output) or (last[-1] if last else "")
+    lines = [f"{_how(ended)}: {why}", *last[:-1]] if why else [_how(ended)]
     return Outcome(status="failed", error="\n".join(lines))
 
 
@@ -194,6 +196,16 @@ def _signal(ended: ProcessEnd) -> signal.Signals | None:
     named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
     # torchrun ends the other ranks by SIGTERM.
     return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)
+
+
+def short_of_threads(output: str) -> str:
+    """Return what to do where a process said that it could start no thread; empty where it did not.
+
+    Its last line rarely tells: OpenBLAS, for one, interrupts its own process after saying so.
+    """
+    if any(sign in output for sign in ("pthread_create failed", os.strerror(errno.EAGAIN))):
+        return "no more threads may be started; raise the limit (ulimit -u, a container's limit on processes)"
+    return ""
 
 
 def tail(output: str) -> list[str]:

@@ -20,7 +20,7 @@ from bench.analysis.schedule import Schedule
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.process.shutdown import interruptible
-from bench.process.supervisor import how_it_ended, tail
+from bench.process.supervisor import how_it_ended, short_of_threads, tail
 from bench.process.worker_side import RUNNER, leave_with_runner
 from bench.records.machine import Environment, Plain
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
@@ -80,8 +80,8 @@ def asked(
             command, env=environ, capture_output=True, encoding="utf-8", errors="replace", check=False
         )
     if done.returncode:
-        last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
-        raise BenchError(f"{failed}: {last}")
+        said = short_of_threads(done.stderr) or "".join(tail(done.stderr)[-1:])
+        raise BenchError(f"{failed}: {said or how_it_ended(done.returncode)}")
     answers = [line for line in done.stdout.splitlines() if line.startswith(ANSWER)]
     if not answers:
         raise BenchError(f"{failed}: {module} gave no answer")

@@ -137,10 +137,8 @@ def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
                 if record.toggles.all.get(key, value) != value:
                     yield f"{key} of rung {rung.name!r}", record.toggles.all[key], value
         yield "the ladder's workload or toggles (hash)", first.ladder_hash[:12], ladder.hash[:12]
-    # The number of rounds and the time limit affect no result.
-    free = {"repeats", "until", "timeout_seconds"}
-    for key, value in asdict(ladder.protocol).items():
-        if key not in free and first.protocol.get(key, value) != value:
+    for key, value in ladder.protocol.of_windows().items():
+        if first.protocol.get(key, value) != value:
             yield f"protocol.{key}", first.protocol[key], value
 
 

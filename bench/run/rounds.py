@@ -18,7 +18,7 @@ from bench.analysis.run_records import carried_rungs, together
 from bench.analysis.schedule import Cut, Schedule, Task, changes_of, seconds_of_next
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.scouting import FAR_TOO_SLOW, is_close, is_stale, judge, last_carried, within_noise
-from bench.format import duration, listed
+from bench.format import duration, listed, plural
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import Record
 from bench.stats import LEAST_ROUNDS, LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL, narrow_enough
@@ -104,6 +104,8 @@ class Rounds(Schedule):
         until, limit = self._until, self._limit
         if repetition >= (self.planned_rounds if until is None else MOST_ROUNDS_UNTIL):
             return True
+        if until is not None and repetition < self.begun:  # an interrupted round is ended first
+            return False
         if until is not None and repetition >= LEAST_ROUNDS_UNTIL:
             known = ratios(scoreboard(records))
             if narrow_enough(known, until):
@@ -117,7 +119,8 @@ class Rounds(Schedule):
         next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
         if next_round <= limit.allows(repetition):
             return False
-        note(f"no time for another round of about {duration(next_round)}")
+        plan = f"{repetition} of {plural(self.planned_rounds, 'round')} done"
+        note(f"{plan}: no time for another of about {duration(next_round)}")
         return True
 
 
@@ -228,6 +231,8 @@ class Climb:
         A rung that seems faster within the noise is tried again at once, and the best so far from time to
         time, as the machine may not be what it was: always where a run is resumed.
         """
+        if self._later:  # rounds have begun, and with other rungs carried they would be of two ladders
+            return
         first = self._own[0]
         for repetition in (1, 2):
             if not any(r.rung_index == first.index and r.repetition == repetition for r in self._tried):

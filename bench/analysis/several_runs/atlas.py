@@ -116,7 +116,9 @@ def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
             before = board.rung_before(row)
             if row.gain is None or row.verdict is None or before is None or before.caveats:
                 continue
-            if 0 < len(changed := changes(before.toggles, row.toggles)) <= MOST_TOGGLES:
+            idle = [r for r in board.taken if before.index < r.index < row.index and r.status == "inert"]
+            stood_on = idle[-1] if idle and not board.swept else before
+            if 0 < len(changed := changes(stood_on.toggles, row.toggles)) <= MOST_TOGGLES:
                 yield Cell(ratio=row.gain, verdict=row.verdict, board=board), changed
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.analysis.claim_checks import divergence, losses_differ
 from bench.analysis.row import Row, status_of
@@ -82,6 +83,8 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
     RecordError where there is nothing to compare.
     """
     loaded = [load_named(name, warnings) for name in named]
+    if len({(Path(path).resolve(), rung) for path, _, rung in loaded}) < len(loaded):
+        raise RecordError(f"{listed(named)} are not all different runs; name each once")
     if any(rung for _, _, rung in loaded) or all(len(boards) == 1 for _, boards, _ in loaded):
         for path, boards, rung in loaded:
             if len(boards) > 1:

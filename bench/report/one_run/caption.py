@@ -22,6 +22,7 @@ from bench.format import (
     whole_percent,
     with_interval,
 )
+from bench.ladder.ladder import load
 from bench.ladder.shipped import QUICK, shipped
 from bench.records.measurement import Measurement
 from bench.report.table import MethodNote
@@ -286,15 +287,21 @@ def mark(row: Row, board: Scoreboard) -> str:
 
 
 def more_rounds(board: Scoreboard, options: str) -> str:
-    """The command for more rounds; of a ladder that does not come with the tool its options alone."""
+    """The command for more rounds, written out where it needs no options of the run's own."""
     if board.ladder == QUICK:  # which begins anew
         last = max(board.records, key=lambda record: record.time)
         took = datetime.fromisoformat(last.time) - datetime.fromisoformat(board.begun)
         seconds = took.total_seconds() + (last.process_seconds or 0.0)
         needed = seconds * LEAST_ROUNDS / min(board.rounds, LEAST_ROUNDS)
         return f"bench quick --minutes {5 * math.ceil(needed / 300)}"
-    command = f"bench run {board.ladder} " if board.ladder in {path.stem for path in shipped()} else ""
-    return f"{command}--resume {options}"
+    first = board.records[0]
+    found = next((load(path) for path in shipped() if path.stem == board.ladder), None)
+    plain_run = found is not None and found.hash == first.ladder_hash and not (first.chosen or first.ablate)
+    if found and plain_run:
+        protocol = found.protocol.of_windows()
+        plain_run = all(first.protocol.get(key, value) == value for key, value in protocol.items())
+    command = f"bench run {board.ladder}" if plain_run else "repeat it with"
+    return f"{command} --resume {options}"
 
 
 def certainty(board: Scoreboard, best: Row) -> str:
@@ -302,7 +309,8 @@ def certainty(board: Scoreboard, best: Row) -> str:
     if board.delta is None:
         if board.rounds < LEAST_ROUNDS:
             longer = more_rounds(board, f"--repeats {LEAST_ROUNDS}")
-            return f"not known from {plural(board.rounds, 'round')}; {LEAST_ROUNDS} tell it ({longer})"
+            given = "1 round gives" if board.rounds == 1 else f"{board.rounds} rounds give"
+            return f"{given} no interval; {LEAST_ROUNDS} do ({longer})"
         return "not known; that takes the first rung run again in each round (A/A control)"
     words, over_first = [], best.speedup if best is not board.rows[0] else None
     if over_first and over_first.low is not None and over_first.high is not None:

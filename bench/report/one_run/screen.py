@@ -119,7 +119,7 @@ def _legend(board: Scoreboard) -> Iterator[str]:
         yield f"Noise floor: the {' and the '.join(again)} rung, run again, against {itself}."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        where = "not wholly beyond that" if loud else "may be a gain or a loss"
+        where = "the interval is not wholly beyond it" if loud else "may be a gain or a loss"
         yield f"Unclear: {where}."
 
 
@@ -366,7 +366,7 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "matmuls, attention and AdamW alone, at rates measured here"
+    of_what = "matmuls, attention and AdamW alone, at their best rates"
     return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 

@@ -11,6 +11,7 @@ from shown import to_markdown
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import exit_code
+from bench.analysis.several_runs.atlas import atlas
 from bench.analysis.warnings import warnings
 from bench.records.measurement import Measurement, Proof
 from gpt2.config.toggles import Toggles
@@ -68,6 +69,40 @@ def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_
     assert "| no effect here |" in to_markdown(scoreboard([record(), expected]))
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
     assert "| ran, though expected: no effect here |" in text
+
+
+def test_a_process_that_the_user_ended_before_its_proof_leaves_that_of_other_rounds() -> None:
+    good = record("b", 1, 1, toggles=FUSED, measurement=proved(adamw=True))
+    cut = record("b", 1, 2, toggles=FUSED, measurement=measurement(proofs=None), interrupted_late=True)
+    first = [record(repetition=n) for n in (1, 2)]
+    assert scoreboard([*first, good, cut]).rows[1].status == "ok"
+    assert scoreboard([*first, cut]).rows[1].error == "no proof was taken in round 2"
+
+
+def test_a_first_rung_without_a_proof_is_what_the_next_is_compared_with() -> None:
+    unproved = record(measurement=measurement(proofs=None))
+    board = scoreboard([unproved, record("b", 1, toggles=FUSED, measurement=proved(2000.0, adamw=True))])
+    assert [row.status for row in board.rows] == ["inert", "ok"]
+    assert board.rung_before(board.rows[1]) is board.rows[0]
+
+
+def test_the_rung_after_one_without_effect_is_compared_with_the_one_before_that() -> None:
+    sdpa = replace(FUSED, attention="sdpa")
+    processes = [record(repetition=n) for n in (1, 2, 3)]
+    for n in (1, 2, 3):
+        idle, good = proved(500.0, adamw=False), proved(2000.0, attention=True)
+        processes.append(record("b", 1, n, toggles=FUSED, measurement=idle))
+        processes.append(record("c", 2, n, toggles=sdpa, measurement=good))
+    board = scoreboard(processes)
+    first, idle, last = board.rows
+    assert (idle.status, last.status) == ("inert", "ok")
+    assert board.rung_before(last) is first
+    assert last.gain is not None
+    assert last.gain.value == pytest.approx(2.0)
+    assert last.verdict is not None
+    assert last.changed == ("attention=sdpa",)
+    (line,) = atlas({"a": [board]})
+    assert line.title == "attention=sdpa"
 
 
 def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:
@@ -298,7 +333,7 @@ def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
     records = [
         record(),
         record("broken", 1, toggles=FUSED, measurement=measurement(2000.0, losses=wrong)),
-        record("batch of 4", 2, kind="parity", measurement=child),
+        record("batch of 4", 2, kind="parity", toggles=replace(FUSED, grad_accum_steps=4), measurement=child),
         record("batch of 4", 2, toggles=FUSED, measurement=larger),
         record("next", 3, toggles=FUSED, measurement=larger),
     ]

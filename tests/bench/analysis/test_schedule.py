@@ -32,7 +32,7 @@ def ladder(write_ladder) -> Ladder:
 
 def test_each_round_ends_with_the_first_and_the_last_rung_again(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
-    expected = ["first", "bf16", "foreach", "fused", "first (control)", "fused (control)"]
+    expected = ["first", "bf16", "foreach", "fused", "first (again)", "fused (again)"]
     assert names(schedule.round(1)) == names(schedule.round(2)) == expected
 
 
@@ -43,7 +43,7 @@ def test_one_round_has_no_control_because_it_gives_no_interval(write_ladder) -> 
 
 def test_the_controls_are_of_the_rungs_that_are_run(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs[1:3])
-    assert names(schedule.round(1)) == ["bf16", "foreach", "bf16 (control)", "foreach (control)"]
+    assert names(schedule.round(1)) == ["bf16", "foreach", "bf16 (again)", "foreach (again)"]
 
 
 def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write_ladder) -> None:
@@ -61,14 +61,14 @@ def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write
 def test_a_rung_that_is_not_supported_has_no_control(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
     schedule.ended(record("fused", 3, status="unsupported"))
-    assert names(schedule.round(1)) == ["first", "bf16", "foreach", "first (control)"]
+    assert names(schedule.round(1)) == ["first", "bf16", "foreach", "first (again)"]
 
 
 def test_the_ceiling_is_measured_in_the_first_and_the_last_round(write_ladder) -> None:
     ladder = load(write_ladder("[{name: only}]", repeats=3, ceiling_seconds=0.1))
     schedule = Schedule(ladder, ladder.rungs)
     assert names(schedule.round(1))[-1] == "measured ceiling"
-    assert names(schedule.round(3)) == ["only", "only (control)"]
+    assert names(schedule.round(3)) == ["only", "only (again)"]
     assert names(schedule.closing(3)) == ["measured ceiling"]
 
 
@@ -83,7 +83,7 @@ def test_where_time_is_short_the_ceiling_is_measured_once(write_ladder) -> None:
     rungs = "[{name: a}, {name: b, set: {adamw: fused}}]"
     ladder = load(write_ladder(rungs, repeats=3, ceiling_seconds=0.1, control="last"))
     schedule = Schedule(ladder, ladder.rungs)
-    assert names(schedule.round(1)) == ["a", "b", "b (control)", "measured ceiling"]
+    assert names(schedule.round(1)) == ["a", "b", "b (again)", "measured ceiling"]
     assert names(schedule.closing(3)) == []
 
 
@@ -108,7 +108,7 @@ def test_what_is_unsupported_is_not_tried_again(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
     for task in list(schedule.round(1)):
         finish(schedule, task, "unsupported" if task.rung.name == "bf16" else "ok")
-    assert names(schedule.round(2)) == ["first", "foreach", "fused", "first (control)", "fused (control)"]
+    assert names(schedule.round(2)) == ["first", "foreach", "fused", "first (again)", "fused (again)"]
 
 
 def test_what_failed_is_tried_again_in_the_next_round(ladder: Ladder) -> None:
@@ -124,7 +124,7 @@ def test_a_resumed_schedule_holds_exactly_what_is_missing(ladder: Ladder) -> Non
     for task in tasks[:3]:
         finish(after, task)
     finish(after, tasks[3], "interrupted")
-    assert names(after.round(1)) == ["fused", "first (control)", "fused (control)"]
+    assert names(after.round(1)) == ["fused", "first (again)", "fused (again)"]
     assert len(names(after.round(2))) == 6
 
 
@@ -168,7 +168,7 @@ def test_time_left_does_not_count_again_what_a_rung_does_once(
     assert schedule.seconds_left(2, 2) == pytest.approx(left)
 
 
-@pytest.mark.parametrize(("done", "left"), [(["a"], ["b", "a (control)"]), (["a", "b"], [])])
+@pytest.mark.parametrize(("done", "left"), [(["a"], ["b", "a (again)"]), (["a", "b"], [])])
 def test_a_resumed_run_of_one_round_measures_the_first_rung_again_if_any_is_missing(
     write_ladder, done: list[str], left: list[str]
 ) -> None:

@@ -13,7 +13,7 @@ from places import ROOT
 from standin import SILENT, SINGLE_STEPS, await_none, await_peer, command, paced, timed
 
 from bench.process.shutdown import Stop
-from bench.process.supervisor import MOST_OUTPUT, supervise
+from bench.process.supervisor import MOST_OUTPUT, ProcessEnd, classify, supervise
 
 DETACHES = """\
 import os, time
@@ -85,3 +85,21 @@ def test_of_a_process_that_floods_its_log_only_the_end_is_read(tmp_path: Path) -
     ended = supervise(words, dict(os.environ), tmp_path / "m.json", 600, lambda *told: None, Stop())
     assert len(ended.output) == MOST_OUTPUT
     assert ended.output.endswith("the last line\n")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2\nKeyboardInterrupt\n",
+        "RuntimeError: Resource temporarily unavailable\nterminate called\n",
+    ],
+)
+def test_a_limit_on_threads_is_named_whatever_the_last_line_says(said: str, tmp_path: Path) -> None:
+    end = ProcessEnd(exit_code=1, reason="exit", output=said, kernel_killed=False)
+    outcome = classify(tmp_path / "none.json", end, timeout=60)
+    assert outcome.status == "failed"
+    limits = "ulimit -u, a container's limit on processes"
+    assert outcome.error is not None
+    assert outcome.error.splitlines()[0] == (
+        f"exit code 1: no more threads may be started; raise the limit ({limits})"
+    )

@@ -550,6 +550,52 @@ def test_a_run_with_rungs_tried_together_goes_on_with_what_is_missing(ladder: La
     assert len(tried_together(records)) == 1
 
 
+def test_a_run_whose_rounds_have_begun_tries_nothing_more_when_it_goes_on(ladder: Ladder) -> None:
+    """There was no time to try b, c and d together; with them the later rounds would measure other rungs."""
+    source, records = Climb(ladder, ladder.rungs, limit=TimeLimit(0)), list[Record]()
+    for task in source.tasks(records, lambda _: None):
+        made = judged(task, noisy(ladder, SMALL)(task))
+        records.append(made.model_copy(update={"process_seconds": 60.0}))
+        source.ended(records[-1], 60.0)
+    tries = tries_of(records)
+    assert rungs_of_rounds(records) == ["a"]
+    assert not tried_together(records)
+    go_on(ladder, records, noisy(ladder, SMALL))
+    assert not tried_together(records)
+    assert tries_of(records) == tries
+    assert {r.repetition for r in records if r.kind == "cumulative"} == {1, 2, 3}
+
+
+BATCH_LAST = FOUR.replace("vocab_multiple: 64", "micro_batch_size: 4")
+
+
+def test_a_larger_batch_is_not_held_against_a_rung_whose_try_failed(write_ladder) -> None:
+    ladder = load(write_ladder(BATCH_LAST, carry="if_faster", repeats=3))
+
+    def run(task: Task) -> Record:
+        made = process(ladder, task, {**SPEEDS, "c": 200.0}[task.rung.name])
+        return measured(made, losses=[9.0, 8.0, 7.0, 6.0]) if task.rung.name == "c" else made
+
+    records = climb(ladder, run)
+    assert rungs_of_rounds(records) == ["a", "b", "d"]
+    found = {row.rung: row.status for row in scoreboard(records).rows}
+    assert found == {"a": "ok", "b": "ok", "c": "parity_failed", "d": "ok"}
+
+
+def test_a_larger_batch_is_held_against_the_kept_rung_that_its_losses_are_compared_with(write_ladder) -> None:
+    """Between them lies one that was not kept."""
+    ladder = load(write_ladder(BATCH_LAST, carry="if_faster", repeats=3))
+
+    def run(task: Task) -> Record:
+        made = process(ladder, task, SPEEDS[task.rung.name])
+        of_rounds = (task.rung.name, task.kind) == ("b", "cumulative")
+        return measured(made, losses=[9.0, 8.0, 7.0, 6.0]) if of_rounds else made
+
+    last = scoreboard(climb(ladder, run)).rows[-1]
+    assert (last.rung, last.status) == ("d", "parity_failed")
+    assert last.error == "its losses are compared with b's, which differ themselves"
+
+
 def test_time_left_of_a_climb_counts_what_a_rung_does_once_in_the_first_round_only(ladder: Ladder) -> None:
     """Two rungs are kept, so that a round has three of the ladder and two controls."""
 

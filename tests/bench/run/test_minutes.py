@@ -60,6 +60,20 @@ def test_of_a_run_until_a_width_five_rounds_are_enough_if_it_is_narrow(write_lad
     assert rounds_taken(Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)), ladder, clock) == 5
 
 
+def test_a_round_that_was_interrupted_is_ended_first_however_narrow_the_intervals_are(write_ladder) -> None:
+    ladder = load(write_ladder(TWO, until=0.05))
+    records = [
+        judged(task, process(ladder, task, 100.0))
+        for repetition in range(1, 8)
+        for task in Rounds(ladder, ladder.rungs).round(repetition)
+    ]
+    last = next(place for place, each in enumerate(records) if each.repetition == 7)
+    source = Rounds(ladder, ladder.rungs)
+    source.resume(records[: last + 1])
+    task = next(source.tasks(records[: last + 1], lambda _: None))
+    assert (task.kind, task.rung.name, task.repetition) == ("cumulative", "b", 7)
+
+
 def test_a_run_until_a_width_plans_the_three_rounds_that_an_interval_needs(write_ladder) -> None:
     ladder = load(write_ladder(TWO, until=0.05))
     assert Rounds(ladder, ladder.rungs, limit=TimeLimit(9999)).planned_rounds == 3

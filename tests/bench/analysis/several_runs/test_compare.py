@@ -215,6 +215,12 @@ def test_what_is_left_out_of_a_torn_file_is_told(tmp_path: Path) -> None:
     assert warnings == [f"{torn}: the last line is cut off and was left out"]
 
 
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    file = run_of(tmp_path / "a.jsonl")
+    with pytest.raises(RecordError, match="not all different runs; name each once"):
+        sides([str(file), f"{tmp_path}/./a.jsonl"])
+
+
 def test_a_rung_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
     file = run_of(tmp_path / "a.jsonl")
     with pytest.raises(RecordError, match="no rung is called 'c'"):

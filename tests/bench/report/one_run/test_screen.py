@@ -225,7 +225,7 @@ def test_a_quick_run_of_too_few_rounds_says_for_how_long_three_would_take() -> N
         for n, (name, toggles) in enumerate((("baseline", EAGER), ("best known", BF16)))
     ]
     said = " ".join(text(scoreboard(runs)).split())
-    assert "not known from 2 rounds; 3 tell it (bench quick --minutes 20)." in said
+    assert "2 rounds give no interval; 3 do (bench quick --minutes 20)." in said
 
 
 @pytest.mark.parametrize(

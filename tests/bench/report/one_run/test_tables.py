@@ -15,7 +15,8 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
 from bench.analysis.warnings import disturbed, warnings
-from bench.ladder.ladder import Protocol
+from bench.ladder.ladder import Protocol, load
+from bench.ladder.shipped import shipped
 from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import StoodStill
 from bench.records.record import Record, RecordError
@@ -507,9 +508,8 @@ def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     said = "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x"
     assert said in to_markdown(noisy((1.001, 0.999, 1.0)))
     loud = noisy((1.1, 0.9, 1.0))
-    assert "Warning: Noise hides differences below 28 %: try bench doctor, or bench run h100" in to_markdown(
-        loud
-    )
+    hint = "Noise hides differences below 28 %: try bench doctor, or repeat it with --resume"
+    assert f"Warning: {hint}" in to_markdown(loud)
     assert loud.rows[1].verdict == "unclear"
 
 
@@ -871,7 +871,7 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     )
     assert said in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    how = "not known from 1 round; 3 tell it (bench run h100 --resume --repeats 3)."
+    how = "1 round gives no interval; 3 do (repeat it with --resume --repeats 3)."
     assert f"Fastest: b, 200 tokens/s, 2.00x over baseline. How sure: {how}" in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     said = (
@@ -880,6 +880,24 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     )
     assert said in unsure
     assert "; not surely faster than baseline." in unsure
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        ({}, "bench run h100"),
+        ({"blocks": 3}, "repeat it with"),  # as --minutes sets it: a plain run's windows are others
+        ({"repeats": 7}, "bench run h100"),
+    ],
+)
+def test_how_to_run_on_is_a_whole_command_where_it_needs_no_options_of_the_runs(
+    changes: dict[str, int], again: str
+) -> None:
+    (path,) = (path for path in shipped() if path.stem == "h100")
+    h100 = load(path)
+    facts = {"ladder_hash": h100.hash, "protocol": {**asdict(h100.protocol), **changes}}
+    board = scoreboard([record(**facts), record("b", 1, measurement=measurement(2000.0), **facts)])
+    assert f"3 do ({again} --resume --repeats 3)." in to_markdown(board)
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
