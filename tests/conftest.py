@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
+import io
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +32,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     return cache
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """Code under test collects garbage: it need not look through all that was imported before."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def asked() -> ProbeResult:
     """What a run asks of this machine before it begins, by a process that imports torch: once for all."""
@@ -36,12 +48,32 @@ def asked() -> ProbeResult:
 
 
 @pytest.fixture
+def asks_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command asks of a process that imports torch is answered in this one, which has it."""
+    from bench.run import probe, suited
+
+    def asked(module: str, words: Sequence[str], overrides: Sequence[str], *_: object, **__: object) -> str:
+        options = [word for each in overrides for word in ("--set", each)]
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.setattr(sys, "argv", [module, *words, *options])
+            importlib.import_module(module).main()
+        return said.getvalue().strip().removeprefix(probe.ANSWER)
+
+    for each in (probe, suited):
+        monkeypatch.setattr(each, "asked", asked)
+
+
+@pytest.fixture
 def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs in this process do not look at the machine; those of the command line do each time."""
-    from bench.run import runner
+    from bench.process import supervisor
+    from bench.run import executor, runner
 
     monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)
+    monkeypatch.setattr(executor, "other_cores", lambda: None)  # would sleep a quarter of a second
+    monkeypatch.setattr(supervisor, "POLL_SECONDS", 0.02)
 
 
 @pytest.fixture(scope="session")

@@ -170,6 +170,7 @@ def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path
     assert [(record.rung, record.status) for record in read(file)[0]] == [("a", "ok"), ("b", "interrupted")]
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
     done = bench("plan", "ladders/h100.yaml", "--full")
     assert done.returncode == 0, done.stderr
@@ -178,6 +179,7 @@ def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
     assert "Missing here: device: cuda" in done.stdout or "yes" in done.stdout
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
     huge = "[{name: huge, set: {micro_batch_size: 100000}}]"
     done = bench("plan", write_ladder(huge, workload="model: gpt2, seq_len: 1024"))
@@ -185,6 +187,7 @@ def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
     assert "will not fit" in done.stdout
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_plan_says_once_why_several_rungs_cannot_run_here(write_ladder) -> None:
     path = write_ladder("[{name: a}, {name: b, set: {attention: cudnn}}, {name: c, set: {adamw: fused}}]")
     said = " ".join(bench("plan", path).stdout.split())

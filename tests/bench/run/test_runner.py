@@ -206,8 +206,8 @@ def test_out_of_memory_is_a_row_of_its_own_kind(
 ) -> None:
     """A real worker under a real limit: the address space is too small for the batch."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
-    huge = "[{name: huge, set: {micro_batch_size: 40000}}]"
-    path = write_ladder(huge, workload="model: tiny, seq_len: 128")
+    huge = "[{name: huge, set: {micro_batch_size: 200}}]"  # 5 GB of logits
+    path = write_ladder(huge, workload="model: mini, seq_len: 128, data: synthetic")
     program = f"{limit}sys.argv[0] = 'worker'; runpy.run_module('bench.worker', run_name='__main__')"
     genuine = processes.worker_command
 

@@ -40,10 +40,12 @@ def test_it_leaves_out_what_this_machine_does_not_support_and_says_so(climb: Lad
     assert notes == ["left out, as they do not suit this machine: b"]
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_rung_that_is_asked_for_by_name_stays(climb: Ladder) -> None:
     assert [rung.name for rung in supported(climb, [], print, ["b"]).rungs] == ["a", "b", "c"]
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_ladder_whose_device_is_not_here_stays_as_it_is(climb: Ladder) -> None:
     there = supported(climb, ["toggles.device=mps"], print)
     assert [rung.name for rung in there.rungs] == ["a", "b", "c"]

@@ -77,8 +77,14 @@ COMPILED = replace(FUSED, compile="default")
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(FUSED, PADDED), (PADDED, FUSED), (FUSED, COMPILED), (COMPILED, PADDED), (FUSED, FAST), (FAST, FUSED)],
-    ids=["to padded", "from padded", "to compiled", "from compiled", "to the top", "from the top"],
+    [
+        pytest.param(FUSED, PADDED, id="to padded"),
+        pytest.param(PADDED, FUSED, id="from padded"),
+        pytest.param(FUSED, COMPILED, id="to compiled", marks=pytest.mark.slow),
+        pytest.param(COMPILED, PADDED, id="from compiled", marks=pytest.mark.slow),
+        pytest.param(FUSED, FAST, id="to the top"),
+        pytest.param(FAST, FUSED, id="from the top"),
+    ],
 )
 def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(
     before: Toggles, after: Toggles, tmp_path: Path

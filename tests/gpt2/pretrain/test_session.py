@@ -65,7 +65,7 @@ def test_steps_and_evaluations_come_in_order_and_the_last_step_is_looked_at(tmp_
     assert found == [("leg", 0), ("val", 0), *steps[:4], ("val", 4), *steps[4:], ("val", 6)]
 
 
-@pytest.mark.parametrize("after", [1, 3, 4, 7, 11])
+@pytest.mark.parametrize("after", [4, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 11))])
 def test_a_run_broken_off_and_resumed_learns_bit_for_bit_what_one_that_never_stopped_does(
     after: int, tmp_path: Path
 ) -> None:
