@@ -150,13 +150,16 @@ def _answer(board: Scoreboard, share: Share) -> Iterator[tuple[str, str]]:
     if best is None:
         yield "no result", "no rung is without a failed check or a warning"
         return
-    yield f"{number(best.mean_tps)} tokens/s", f"fastest: {plain(best.rung)}"
+    alike = fastest_of_first_step(board, best)
+    steps = f", {best.tokens_per_step:,} tokens per step" if alike and best.tokens_per_step else ""
+    yield f"{number(best.mean_tps)} tokens/s", f"fastest: {plain(best.rung)}{steps}"
     if over := board.over_first(best):
         low, high = over.low, over.high
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
-        alike = fastest_of_first_step(board, best)
-        step = f"{first_step_tokens(board):,} tokens per step, as {plain(board.rows[0].rung)}"
-        same = f"; {times(alike.speedup.value)} with {step}" if alike and alike.speedup else ""
+        same = ""
+        if alike and alike.speedup:
+            step = f"{first_step_tokens(board):,} tokens per step, as {plain(board.rows[0].rung)} has"
+            same = f"; {plain(alike.rung)} {times(alike.speedup.value)} with {step}"
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, of_row = share
     if most := limit_tps(board, best):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -63,28 +62,21 @@ def climb(board: Scoreboard) -> Figure | None:
     axes = figure.add_subplot()
     at = style.label_rows(axes, [row.rung for row in board.taken])
     measured = [(row, row.tps) for row in board.rows if row.tps]
-    ends = [  # a slower rung's bar ends where that of the rung before does
-        (max(before.value, tps.high or tps.value), _said(row, tps))
-        for (_, before), (row, tps) in pairwise([measured[0], *measured])
-    ]
     limit = limit_tps(board, board.fastest) if board.fastest else None
-    ends += [(limit, "")] if limit else []
-    style.fit_log_axis(axes, min(tps.value for _, tps in measured), ends)
+    ends = [(tps.high or tps.value, _said(row, tps)) for row, tps in measured]
+    style.fit_axis(axes, [*ends, *([(limit, "")] if limit else [])])
     if limit:
         axes.axvline(limit, color=style.NEITHER, lw=1, ls=":", zorder=0)
         axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
-    before: float | None = None
     for y, row in zip(at, board.taken, strict=True):
         if row.tps is None:
             style.text_instead(axes, y, status_of(row))
             continue
-        start = before if before is not None and not row.external else axes.get_xlim()[0]
         tip = f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}"
-        _draw_bar(axes, y, row, row.tps, _colour(row, before), _said(row, row.tps), tip, start=start)
-        before = before if row.external else row.tps.value
-    style.plain_log(axes.xaxis)
+        _draw_bar(axes, y, row, row.tps, _colour(row, measured[0][0]), _said(row, row.tps), tip)
+    axes.xaxis.set_major_formatter(style.PLAIN)
     verdicts = {row.verdict for row, _ in measured if not row.external}
-    axes.set_xlabel(f"tokens per second (log scale){_legend(verdicts)}")
+    axes.set_xlabel(f"tokens per second{_legend(verdicts)}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
@@ -98,7 +90,7 @@ def _legend(verdicts: Container[str | None]) -> str:
     }
     found = {colour: [verdict_word(v) for v in meant if v in verdicts] for colour, meant in colours.items()}
     said = [f"{colour} {' or '.join(words)}" for colour, words in found.items() if words]
-    return f"\nbeside the rung before: {', '.join(said)}" if said else ""
+    return f"\nover the rung before: {', '.join(said)}" if said else ""
 
 
 def _said(row: Row, tps: Estimate) -> str:
@@ -107,25 +99,25 @@ def _said(row: Row, tps: Estimate) -> str:
         return f"{number(tps.value)}, another trainer"
     ran = row.status == "ok" and not row.expect  # which needs no word beside its speed
     word = verdict_word(row.verdict) if row.verdict else "" if ran else status_of(row)
+    if row.status == "inert":
+        return f"{number(tps.value)}, not counted: {word}"
     gain = [times(row.gain.value), word] if row.gain else []
     return ", ".join(filter(None, [number(tps.value), *gain, "other maths" * row.other_maths]))
 
 
-def _draw_bar(
-    axes: Axes, y: float, row: Row, shown: Estimate, colour: str, said: str, tip: str, start: float = 0.0
-) -> None:
-    """Draw a rung's bar from `start` to its value, with its interval, words beside it and a tooltip."""
+def _draw_bar(axes: Axes, y: float, row: Row, shown: Estimate, colour: str, said: str, tip: str) -> None:
+    """Draw a rung's bar, with its interval, words beside it and a tooltip."""
     style_of: dict[str, Any] = {"color": colour, "lw": 0}
-    if row.external:  # an outline, for another trainer is no step of the climb
+    if row.external or row.status == "inert":  # an outline, for it is no step of the climb
         style_of = {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
-    bar = axes.barh(y, shown.value - start, left=start, height=0.62, **style_of)
+    bar = axes.barh(y, shown.value, height=0.62, **style_of)
     style.tooltip(bar, tip)
     style.draw_interval(axes, y, shown)
-    style.text_beside(axes, max(start, shown.value, shown.high or 0.0), y, said)
+    style.text_beside(axes, max(shown.value, shown.high or 0.0), y, said)
 
 
-def _colour(row: Row, before: float | None) -> str:
-    if before is None:
+def _colour(row: Row, first: Row) -> str:
+    if row is first:
         return style.COLOURS[0]
     return {"faster": style.FASTER, "slower": style.SLOWER}.get(row.verdict or "", style.NEITHER)
 

@@ -183,21 +183,35 @@ LETTER = 0.068
 """Inches per character of the words beside marks."""
 
 
+def fit_axis(axes: Axes, ends: Sequence[tuple[float, str]]) -> None:
+    """Set an axis from 0 to the end of the words right of marks.
+
+    ends: places of marks, and the words beside them.
+    """
+    axes.set_xlim(0, _end_of_words(axes, 0.0, ends))
+
+
 def fit_log_axis(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
     """Set a log axis from left of `low` to the end of the words right of marks.
 
-    ends: places of marks, and the words beside them. part: share of the figure's width that the axes with
-    labels take.
+    ends: as of fit_axis(). part: share of the figure's width that the axes with labels take.
     """
+    left = math.log(low / 1.2)
+    right = _end_of_words(axes, left, [(math.log(at), words) for at, words in ends], part)
+    axes.set_xscale("log")
+    axes.set_xlim(math.exp(left), math.exp(right))
+
+
+def _end_of_words(axes: Axes, left: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> float:
+    """Where an axis that begins at `left` must end."""
     labels = [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
     assert isinstance(axes.figure, Figure)
     inches = part * axes.figure.get_figwidth() - LETTER * 9 / 8 * max(map(len, labels), default=0) - 0.5
-    left, right = math.log(low / 1.2), math.log(max(at for at, _ in ends) * 1.05)
+    right = left
     for at, words in ends:
         share = min(0.7, (LETTER * len(words) + 0.2) / inches)
-        right = max(right, (math.log(at) - share * left) / (1 - share))
-    axes.set_xscale("log")
-    axes.set_xlim(math.exp(left), math.exp(right))
+        right = max(right, (at - share * left) / (1 - share))
+    return right
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
