@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -203,7 +202,8 @@ def short_of_threads(output: str) -> str:
 
     Its last line rarely tells: OpenBLAS, for one, interrupts its own process after saying so.
     """
-    if any(sign in output for sign in ("pthread_create failed", os.strerror(errno.EAGAIN))):
+    signs = ("pthread_create failed", "Thread creation failed", "can't start new thread")
+    if any(sign in output for sign in signs):  # of OpenBLAS, of OpenMP, of Python
         return "no more threads may be started; raise the limit (ulimit -u, a container's limit on processes)"
     return ""
 

@@ -228,8 +228,9 @@ def _other_validation(
         corpus = open_validation(name, folder, run.workload.config.vocab_size)
         index = read_index(folder)
         judged = index.validation if index else {}
-        if index and _first_tokens(index) > spared:
-            judged = {"files": index.corpus.get("files", ())[:1]}
+        if index and (tokens := _first_tokens(index)):
+            first, trained_first = (list(each.get("files", ())[:1]) for each in (index.corpus, trained))
+            judged = {} if first == trained_first and tokens <= spared else {"files": first}
         return corpus, _taken("validated on", corpus), shared_files(trained, judged)
     documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus

@@ -91,7 +91,8 @@ def test_of_a_process_that_floods_its_log_only_the_end_is_read(tmp_path: Path) -
     "said",
     [
         "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2\nKeyboardInterrupt\n",
-        "RuntimeError: Resource temporarily unavailable\nterminate called\n",
+        "libgomp: Thread creation failed: Resource temporarily unavailable\n",
+        "RuntimeError: can't start new thread\nException ignored in a thread\n",
     ],
 )
 def test_a_limit_on_threads_is_named_whatever_the_last_line_says(said: str, tmp_path: Path) -> None:
