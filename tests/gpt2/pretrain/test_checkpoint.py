@@ -82,7 +82,7 @@ COMPILED = replace(FUSED, compile="default")
         pytest.param(PADDED, FUSED, id="from padded"),
         pytest.param(FUSED, COMPILED, id="to compiled", marks=pytest.mark.slow),
         pytest.param(COMPILED, PADDED, id="from compiled", marks=pytest.mark.slow),
-        pytest.param(FUSED, FAST, id="to the top"),
+        pytest.param(FUSED, FAST, id="to the top", marks=pytest.mark.slow),
         pytest.param(FAST, FUSED, id="from the top"),
     ],
 )
