@@ -18,6 +18,8 @@ from bench.report.titles import machine_title
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict
 
 WIDTH = 8.0
+FAR = 2.0
+"""How many times as far as the last bar the limit is drawn at most; else it is told in words."""
 PER_RUNG = 0.42
 """Height of a rung, in inches."""
 Value = Callable[[Row], Estimate | None]
@@ -64,8 +66,9 @@ def climb(board: Scoreboard) -> Figure | None:
     measured = [(row, row.tps) for row in board.rows if row.tps]
     limit = limit_tps(board, board.fastest) if board.fastest else None
     ends = [(tps.high or tps.value, _said(row, tps)) for row, tps in measured]
-    style.fit_axis(axes, [*ends, *([(limit, "")] if limit else [])])
-    if limit:
+    far = f"; limit {number(limit)}" if limit and limit > FAR * max(end for end, _ in ends) else ""
+    style.fit_axis(axes, [*ends, *([(limit, "")] if limit and not far else [])])
+    if limit and not far:
         axes.axvline(limit, color=style.NEITHER, lw=1, ls=":", zorder=0)
         axes.text(limit, -0.62, f"limit {number(limit)}", ha="center", va="bottom", fontsize=8)
     for y, row in zip(at, board.taken, strict=True):
@@ -74,9 +77,10 @@ def climb(board: Scoreboard) -> Figure | None:
             continue
         tip = f"{row.rung}: {tokens_per_second(row.tps)} tokens/s; {', '.join(row.changed)}"
         _draw_bar(axes, y, row, row.tps, _colour(row, measured[0][0]), _said(row, row.tps), tip)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(style.PLAIN)
     verdicts = {row.verdict for row, _ in measured if not row.external}
-    axes.set_xlabel(f"tokens per second{_legend(verdicts)}")
+    axes.set_xlabel(f"tokens per second{far}{_legend(verdicts)}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 

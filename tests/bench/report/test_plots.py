@@ -279,6 +279,20 @@ def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
     assert "No rung is sound" in words(figure)
 
 
+@pytest.mark.parametrize(("limit", "drawn"), [(700.0, True), (90_000.0, False)])
+def test_a_limit_far_beyond_the_bars_is_told_and_not_drawn(
+    limit: float, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bars of 100 to 400 tokens/s would be slivers."""
+    monkeypatch.setattr("bench.report.plots.rungs.limit_tps", lambda *_: limit)
+    figure = climb(climbed()[1])
+    assert figure is not None
+    (axes,) = figure.axes
+    assert bool(axes.get_xlim()[1] >= limit) is drawn
+    assert axes.get_xlim()[1] < 2000
+    assert f"limit {limit:,.0f}" in words(figure)
+
+
 def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
     sizes = [(f"b{n}", replace(CUDA, micro_batch_size=1 + n), 1e3) for n in range(3)]
     found = scoreboard(records_of(*sizes, kind="sweep"))
