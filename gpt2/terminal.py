@@ -32,6 +32,10 @@ NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)
 """Errors of an output that takes no more."""
 
 
+SHORT = "free some, or raise the limit (ulimit -v, a container's)"
+"""What to do where memory is short."""
+
+
 class _Lossy(io.TextIOWrapper):
     """A stream that goes quiet once its file takes no more: a full disk below a log ends no command."""
 
@@ -81,7 +85,8 @@ def surroundings(program: str) -> Iterator[None]:
 
     Code 2: an empty argument, no working directory, no folder for temporary files or for compiled code, no
     permission, a package that does not load, a name that the locale's encoding lacks, a wrong TORCH_LOGS.
-    Code 6: stdout takes no more, or a file fails that no command expects to fail. Other errors pass.
+    Code 6: stdout takes no more, memory is short, or a file fails that no command expects to fail. Other
+    errors pass.
     """
     try:
         os.getcwd()
@@ -102,7 +107,10 @@ def surroundings(program: str) -> Iterator[None]:
     except PermissionError as error:
         _leave(program, denied(error))
     except ImportError as error:
-        _leave(program, f"a package of this Python does not load: {error}")
+        short = f" ({SHORT})" if "failed to map" in str(error) else ""
+        _leave(program, f"a package of this Python does not load{short}: {error}")
+    except MemoryError:
+        _leave(program, f"out of memory: {SHORT}", 6)
     except UnicodeEncodeError as error:
         ours = codecs.lookup(sys.getfilesystemencoding())
         if codecs.lookup("utf-8") == ours or codecs.lookup(error.encoding) != ours:

@@ -146,7 +146,7 @@ def _show(rank: int, code: int, said: Path) -> None:
     """Print how a rank ended, where it did not say so on the terminal, and its last lines of output."""
     if code < 0 and -code not in ASKED:
         why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
-        how = "--resume goes on from the newest checkpoint"
+        how = "--resume goes on from the newest checkpoint, if there is one"
         print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}; {how}", file=sys.stderr)
     if rank:
         for line in said.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:

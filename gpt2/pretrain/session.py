@@ -258,7 +258,7 @@ class Session(Iterator[Event]):
         return bool(self._asked_to_end)
 
     def _end_of_time(self, limit: float) -> None:
-        self.end(f"the {limit / 3600:.3g} hours of this leg are over")
+        self.end(f"of this leg's {limit / 3600:.3g} hours there is time left for a checkpoint only")
 
     def _rescue(self) -> None:
         """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""

@@ -461,6 +461,20 @@ def test_a_prompt_may_be_empty(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
+@pytest.mark.parametrize(
+    ("error", "code"), [(MemoryError(), 6), (ImportError("libtorch.so: failed to map segment"), 2)]
+)
+def test_too_little_memory_is_one_line_with_what_to_do(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, terminal.surroundings("gpt2"):
+        raise error
+    assert end.value.code == code
+    told = capsys.readouterr().err
+    assert "free some, or raise the limit (ulimit -v, a container's)" in told
+    assert told.count("\n") == 1
+
+
 def test_without_a_folder_for_temporary_files_a_command_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

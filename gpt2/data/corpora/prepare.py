@@ -111,7 +111,7 @@ def prepare(
     with contextlib.ExitStack() as stack:
         try:
             if not folder.exists():
-                stack.callback(leave, folder)
+                stack.callback(_leave, folder)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(folder))
         except Locked:
@@ -286,6 +286,14 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     if path := index.lacking(folder):
         raise DataError(f"{path} is missing or not as long as index.json says; prepare into another folder")
     return None if index.finished else _Job(asked, folder, index, training, validation)
+
+
+def _leave(folder: Path) -> None:
+    """Remove a folder again that was made for shards of which none is whole."""
+    with contextlib.suppress(DataError):
+        if (index := read_index(folder)) and not index.shards:
+            (folder / "index.json").unlink()
+    leave(folder)
 
 
 def _validation(asked: Settings, training: Documents, index: Index | None) -> Documents | None:

@@ -96,6 +96,14 @@ def test_micro_batches_of_another_shape_than_a_step_s_tokens_are_counted_by_are_
         next(training)
 
 
+def test_a_step_of_another_size_than_the_workload_asks_for_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is 1,024, and these toggles take steps of 256"):
+        start(FOUR, replace(WORKLOAD, tokens_per_step=1024))
+    assert (
+        next(start(replace(FOUR, grad_accum_steps=4), replace(WORKLOAD, tokens_per_step=1024))).tokens == 1024
+    )
+
+
 def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> None:
     """The first steps written out with torch's defaults, no toggle, no scaler, no accumulation."""
     from gpt2.model.model import build

@@ -55,6 +55,13 @@ def test_a_corpus_that_is_not_there_leaves_no_folder(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["there"]
 
 
+def test_a_text_too_short_for_training_leaves_no_folder(tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_text("hello world")
+    with pytest.raises(DataError, match="all 3 tokens"):
+        list(prepare(str(tmp_path / "a.txt"), tmp_path / "out", processes=1))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+
+
 def made(corpus: str, out: Path, **settings) -> Index:
     settings.setdefault("shard_tokens", 5000)
     settings.setdefault("processes", 1)
