@@ -290,9 +290,8 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
 
 def _leave(folder: Path) -> None:
     """Remove a folder again that was made for shards of which none is whole."""
-    with contextlib.suppress(DataError):
-        if (index := read_index(folder)) and not index.shards:
-            (folder / "index.json").unlink()
+    if folder.is_dir() and {each.name for each in folder.iterdir()} == {".lock", "index.json"}:
+        (folder / "index.json").unlink()
     leave(folder)
 
 
