@@ -23,10 +23,10 @@ pytestmark = pytest.mark.skipif(
     [
         ("gpt2.cli", "prepare", "locked/my.txt", "--out", "out"),
         ("gpt2.cli", "train", "locked/x.yaml"),
-        ("gpt2.cli", "train", "tiny", "--out", "locked/run"),
+        pytest.param(("gpt2.cli", "train", "tiny", "--out", "locked/run"), marks=pytest.mark.slow),
         ("gpt2.cli", "eval", "locked/run", "--hellaswag"),
-        ("gpt2.cli", "export", "locked/run", "out"),
-        ("gpt2.cli", "eval", "locked-run", "--val-corpus", "synthetic"),
+        pytest.param(("gpt2.cli", "export", "locked/run", "out"), marks=pytest.mark.slow),
+        pytest.param(("gpt2.cli", "eval", "locked-run", "--val-corpus", "synthetic"), marks=pytest.mark.slow),
         ("bench.cli", "report", "locked/results"),
         ("bench.cli", "compare", "locked/a.jsonl", "locked/b.jsonl"),
         ("bench.cli", "run", str(ROOT / "ladders" / "smoke.yaml"), "--data", "locked/my.txt", "--out", "out"),

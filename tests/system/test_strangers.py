@@ -70,7 +70,17 @@ def write(folder: Path, found: list[dict[str, Any]]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("part", ["measurement", "workload", "toggles", "environment", "protocol", ""])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param("measurement", marks=pytest.mark.slow),
+        "workload",
+        "toggles",
+        "environment",
+        "protocol",
+        "",
+    ],
+)
 def test_whatever_is_wrong_in_a_record_is_one_line_or_a_table_without_it(part: str, tmp_path: Path) -> None:
     whole = lines()[3]
     every = [path for path in places(whole) if (path[0] if isinstance(whole[path[0]], dict) else "") == part]

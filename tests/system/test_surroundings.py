@@ -441,7 +441,7 @@ def test_an_empty_argument_is_not_taken_for_the_working_directory(
     ("words", "before"),
     [
         (["gpt2", "train", "tiny", "--set", "steps=2"], "gpt2: "),
-        (["bench", "plan", "smoke"], "bench: "),
+        pytest.param(["bench", "plan", "smoke"], "bench: ", marks=pytest.mark.slow),
         (["bench", "run", "smoke"], "bench: this machine could not be probed: torch: "),
     ],
 )

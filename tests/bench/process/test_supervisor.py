@@ -36,8 +36,8 @@ STUBBORN = {
     ("first", "number"),
     [
         ("", signal.SIGKILL),
-        ("", signal.SIGTERM),
-        ("", signal.SIGINT),
+        pytest.param("", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param(
             STUBBORN["ignores SIGHUP"],
             signal.SIGKILL,

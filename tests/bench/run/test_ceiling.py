@@ -313,6 +313,7 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
     assert read(path)[0] == [record]
 
 
+@pytest.mark.usefixtures("asks_here")
 def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="--device: mps: torch finds no Apple GPU here"):
         measure(load(write_ladder("[{name: a}]")), "mps", tmp_path, 0.002, Silent())

@@ -390,7 +390,7 @@ def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("device", "why"),
     [
-        ("mps", "torch finds no Apple GPU here"),
+        pytest.param("mps", "torch finds no Apple GPU here", marks=pytest.mark.slow),
         ("tpu", "is not one of cpu, cuda, mps, xpu, xla; choose one of them"),
     ],
 )

@@ -159,7 +159,7 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     assert completion.endswith(f"of 6 examples{learnt}")
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_on_generated_tokens_is_judged_on_others(seed: int, tmp_path: Path) -> None:
     few = [*SMALL, *FEW, *settings(f"workload.seed={seed}", "workload.model=tiny")]
     few += settings("workload.data=synthetic", "evaluation.sample_every=0")

@@ -148,6 +148,7 @@ def test_compiled_adamw_that_ran_uncompiled_is_found_out(monkeypatch: pytest.Mon
     assert found["compile"] == Finding(True, "nothing compiled ran")
 
 
+@pytest.mark.slow
 def test_compiled_adamw_whose_norm_is_not_compiled_is_the_only_compiled_code() -> None:
     training = start(replace(FOUR, adamw="compiled"))
     optimizer: Any = training.optimizer
