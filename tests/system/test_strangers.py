@@ -75,7 +75,7 @@ def write(folder: Path, found: list[dict[str, Any]]) -> Path:
     [
         pytest.param("measurement", marks=pytest.mark.slow),
         "workload",
-        "toggles",
+        pytest.param("toggles", marks=pytest.mark.slow),
         "environment",
         "protocol",
         "",

@@ -74,6 +74,7 @@ def test_a_worker_of_a_sweep_gets_the_rung_without_them(climb: Ladder) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_process_of_turns_trains_the_rung_without_them(climb: Ladder) -> None:
     command = [*python("bench.run.turns.step_printer"), str(climb.path), "c", "--without", "b"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

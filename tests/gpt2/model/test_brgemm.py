@@ -123,6 +123,7 @@ def test_compiled_code_calls_it_with_gradients_of_any_layout() -> None:
 
 
 @kernel
+@pytest.mark.slow
 def test_it_is_compiled_once_for_a_machine_and_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
     build = brgemm.library.__wrapped__

@@ -158,7 +158,7 @@ def test_a_long_text_is_tokenised_in_pieces_as_if_it_were_whole(shakespeare: Pat
     assert len(whole) == 338_025 + 1
 
 
-@pytest.mark.parametrize("blanks", [" ", "\t", "\xa0", "\n", "a", "漢"])
+@pytest.mark.parametrize("blanks", [" ", "\t", "\xa0", "\n", "a", pytest.param("漢", marks=pytest.mark.slow)])
 def test_a_document_with_a_million_of_one_character_is_tokenised(
     blanks: str, tmp_path: Path, vocabulary: None
 ) -> None:
