@@ -170,9 +170,9 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        if fresh:
-            stack.callback(leave, folder)
         stack.enter_context(exclusive(folder))
+        if fresh:  # and nobody else writes there
+            stack.callback(leave, folder)
         if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
             denied_to = f"cannot write into {options.checkpoints}"
             raise MetricsError(f"{denied_to}; ask for access, or choose another --out")

@@ -110,10 +110,11 @@ def prepare(
     asked = Settings(corpus=corpus, **settings)
     with contextlib.ExitStack() as stack:
         try:
-            if not folder.exists():
-                stack.callback(_leave, folder)
+            fresh = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive(folder))
+            if fresh:  # and nobody else writes there
+                stack.callback(_leave, folder)
         except Locked:
             raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
         except OSError as error:
