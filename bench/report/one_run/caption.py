@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import cache
 
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, without_batch
@@ -22,9 +23,10 @@ from bench.format import (
     whole_percent,
     with_interval,
 )
-from bench.ladder.ladder import load
+from bench.ladder.ladder import Ladder, load
 from bench.ladder.shipped import QUICK, shipped
 from bench.records.measurement import Measurement
+from bench.records.record import Record
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, noise_floor
 from gpt2.config.toggles import HOST
@@ -294,14 +296,22 @@ def more_rounds(board: Scoreboard, options: str) -> str:
         seconds = took.total_seconds() + (last.process_seconds or 0.0)
         needed = seconds * LEAST_ROUNDS / min(board.rounds, LEAST_ROUNDS)
         return f"bench quick --minutes {5 * math.ceil(needed / 300)}"
-    first = board.records[0]
-    found = next((load(path) for path in shipped() if path.stem == board.ladder), None)
-    plain_run = found is not None and found.hash == first.ladder_hash and not (first.chosen or first.ablate)
-    if found and plain_run:
-        protocol = found.protocol.of_windows()
-        plain_run = all(first.protocol.get(key, value) == value for key, value in protocol.items())
-    command = f"bench run {board.ladder}" if plain_run else "repeat it with"
+    command = f"bench run {board.ladder}" if _has_no_options(board.records[0]) else "repeat it with"
     return f"{command} --resume {options}"
+
+
+def _has_no_options(record: Record) -> bool:
+    """Whether a run is as `bench run` makes it of a ladder that comes with the tool, without an option."""
+    ladder = _shipped(record.ladder)
+    if ladder is None or ladder.hash != record.ladder_hash or record.chosen or record.ablate:
+        return False
+    protocol = ladder.protocol.of_windows()
+    return all(record.protocol.get(key, value) == value for key, value in protocol.items())
+
+
+@cache  # runs of a ladder are many in a report, and reading its file takes long
+def _shipped(name: str) -> Ladder | None:
+    return next((load(path) for path in shipped() if path.stem == name), None)
 
 
 def certainty(board: Scoreboard, best: Row) -> str:
