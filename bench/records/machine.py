@@ -112,10 +112,13 @@ def differences(was: Environment, now: Environment, *, same_device: bool = True)
     """
     versions = {**was.versions, **now.versions} if same_device else {}
     chips = [("the chip", was.chip, now.chip), ("the number of devices", was.device_count, now.device_count)]
+    cpus = [("the CPU", was.cpu, now.cpu)]
+    if same_device and (was.chip, now.chip) == (was.cpu, now.cpu):
+        cpus = []  # the CPU is the chip
     for name, before, after in (
         *(chips if same_device else []),
         ("the number of nodes", was.nodes or 1, now.nodes or 1),
-        ("the CPU", was.cpu, now.cpu),
+        *cpus,
         ("the number of usable cores", was.usable_cores, now.usable_cores),
         ("torch", was.torch, now.torch),
         ("Python", was.python, now.python),

@@ -73,7 +73,7 @@ class Comparison:
     """Lines about machine, software and task, torch first."""
     pairs: tuple[Pair, ...]
     unpaired: tuple[str, ...]
-    """A line for each side that has rungs without a partner."""
+    """Lines about rungs without a partner: those that both sides name, and those of one side alone."""
 
 
 def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[Side]]:
@@ -129,12 +129,18 @@ def compare(first: Side, other: Side) -> Comparison:
         other=other,
         differences=tuple(_differences(first, other)),
         pairs=tuple(_pair(first, a, other, b) for a, b in pairs),
-        unpaired=tuple(
-            f"Only in {side.letter}: {listed([row.rung for row in rows])}."
-            for side, rows in ((first, first_rows), (other, other_rows))
-            if rows
-        ),
+        unpaired=tuple(_unpaired(first, first_rows, other, other_rows)),
     )
+
+
+def _unpaired(first: Side, a: Sequence[Row], other: Side, b: Sequence[Row]) -> Iterator[str]:
+    """What became of the rungs that are no pair; climbs that chose otherwise have many of equal name."""
+    names = [row.rung for row in a], [row.rung for row in b]
+    if common := [name for name in names[0] if name in names[1]]:
+        yield f"Not compared, as their settings differ: {listed(common)}."
+    for side, own in ((first, names[0]), (other, names[1])):
+        if alone := [name for name in own if name not in common]:
+            yield f"Only in {side.letter}: {listed(alone)}."
 
 
 def _setup(row: Row) -> tuple[object, ...]:

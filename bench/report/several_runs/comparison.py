@@ -19,6 +19,7 @@ from bench.format import (
     judged_briefly,
     letter,
     listed,
+    number,
     percent,
     plain,
     plural,
@@ -33,6 +34,7 @@ from bench.report.brief import Brief
 from bench.report.one_run.tables import TOKENS
 from bench.report.several_runs.tables import derived_note, ranks_note
 from bench.report.table import Column, Table
+from bench.report.titles import machine_title
 
 BETWEEN_RUNS = (
     "Ratios between runs are of means over rounds, with Welch's interval. They cover how rounds of one run "
@@ -152,9 +154,13 @@ def _answer(comparison: Comparison) -> str:
     between = ""
     if ratios:
         low, high = min(ratios, key=lambda r: r.value), max(ratios, key=lambda r: r.value)
-        between = f"; speed-ups from {times(low.value)} to {times(high.value)}"
+        ends = dict.fromkeys((times(low.value), times(high.value)))
+        between = (
+            f"; speed-ups from {' to '.join(ends)}" if len(ends) > 1 else f"; speed-up {times(low.value)}"
+        )
     of = plural(len(comparison.pairs), "rung")
-    return f"{letters}: {', '.join(told) or 'no rung in common'} of {of}{between}."
+    alike = f"{of} of equal settings" if comparison.unpaired else of
+    return f"{letters}: {', '.join(told) or 'no rung in common'} of {alike}{between}."
 
 
 def _names(line: MatchedRow) -> str:
@@ -178,8 +184,10 @@ def _legend(side: Side) -> str:
     board = side.board
     commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
     rung = f", rung {side.rung}" if side.rung else ""
-    run = f"{board.environment.machine}, {plural(board.rounds, 'round')} begun {board.begun[:16]}"
-    return f"{side.letter}: {board.source}{rung}: {run}{commit}"
+    run = f"{plural(board.rounds, 'round')} begun {board.begun[:16]}{commit}"
+    best = None if side.rung else board.fastest
+    fastest = f"fastest {best.rung}, {number(best.mean_tps)} tokens/s; " if best else ""
+    return f"{side.letter}: {machine_title(board)}: {fastest}{run}, from {board.source}{rung}"
 
 
 def _tps(row: Row) -> str:

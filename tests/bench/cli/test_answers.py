@@ -13,11 +13,13 @@ from shown import check_golden
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_boards
 from bench.analysis.several_runs.compare import compare, sides
+from bench.analysis.several_runs.rungs import build_chain, load_baseline
 from bench.cli import dry_run
 from bench.cli.machine import doctor_brief
 from bench.cli.turns import turns_brief
 from bench.host.checks import Diagnosis
 from bench.ladder.ladder import load
+from bench.report.assembly import assemble, short
 from bench.report.brief import Brief
 from bench.report.folder import pages
 from bench.report.one_run.roofline import ladder_lines, roofline_brief
@@ -31,13 +33,19 @@ from gpt2.hardware.peaks import named
 ZEN5 = "results/amd-epyc-26-2-1-x2/cpu-20261125T050205Z.jsonl"
 EPYC = "results/amd-epyc-x2/cpu-20261124T211607Z.jsonl"
 XEON = "results/intel-xeon-x2/cpu-20261122T155152Z.jsonl"
+ZEN3_CLIMB = "results/amd-epyc-25-1-1-x2/cpu-20261128T110927Z.jsonl"
+ZEN4_CLIMB = "results/amd-epyc-25-17-1-x2/cpu-20261127T220339Z.jsonl"
 XEON_BEFORE = "results/intel-xeon-x2/cpu-20261121T150006Z.jsonl"
 TURNS = "results/amd-epyc-26-2-1-x2/turns-peers-cpu-20261125T061011Z.json"
 
 
-def compared() -> Brief:
-    ((first, *others),) = sides([ZEN5, EPYC])
+def compared(*runs: str) -> Brief:
+    ((first, *others),) = sides(runs or (ZEN5, EPYC))
     return comparison_brief([compare(first, other) for other in others])
+
+
+def climbs_compared() -> Brief:
+    return compared(ZEN3_CLIMB, ZEN4_CLIMB)
 
 
 def runs() -> Brief:
@@ -99,6 +107,7 @@ def doctor() -> Brief:
 
 ANSWERS = {
     "compare": compared,
+    "compare-climbs": climbs_compared,
     "runs": runs,
     "turns": turns,
     "roofline": roofline,
@@ -124,6 +133,14 @@ def test_an_answer_is_shown_as_it_was_looked_at_and_no_wider_than_the_terminal(n
         shown = text(brief, width)
         assert max(map(cell_len, shown.splitlines())) <= min(width, 100)
         check_golden(f"{name}-{width}", shown)
+
+
+def test_runs_chained_from_a_baseline_begin_with_the_fastest_of_all() -> None:
+    boards, _ = load_boards([Path(ZEN3_CLIMB), Path(ZEN4_CLIMB)])
+    chain = build_chain(boards, load_baseline(f"{ZEN3_CLIMB}:baseline"))
+    first, *others = map(str, short(assemble(boards, chain=chain), 100))
+    assert first.endswith("batch of 4 on amd-epyc-25-17-1-x2, 422 tokens/s.")
+    assert others.index("From one baseline: 2 runs chained") > 0
 
 
 def table(**columns: list[str]) -> Table:
