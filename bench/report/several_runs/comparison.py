@@ -154,10 +154,8 @@ def _answer(comparison: Comparison) -> str:
     between = ""
     if ratios:
         low, high = min(ratios, key=lambda r: r.value), max(ratios, key=lambda r: r.value)
-        ends = dict.fromkeys((times(low.value), times(high.value)))
-        between = (
-            f"; speed-ups from {' to '.join(ends)}" if len(ends) > 1 else f"; speed-up {times(low.value)}"
-        )
+        ends = [*dict.fromkeys((times(low.value), times(high.value)))]
+        between = f"; speed-ups from {' to '.join(ends)}" if len(ends) > 1 else f"; speed-up {ends[0]}"
     of = plural(len(comparison.pairs), "rung")
     alike = f"{of} of equal settings" if comparison.unpaired else of
     return f"{letters}: {', '.join(told) or 'no rung in common'} of {alike}{between}."
