@@ -221,6 +221,8 @@ class Schedule:
     """What each process took."""
     _done: set[tuple[str, int, int]] = field(default_factory=set)
     _skipped: set[tuple[str, int]] = field(default_factory=set)
+    _broken_off: int | None = None
+    """The round that an interruption cut in two, whose rest needs a first rung of its own."""
 
     def __post_init__(self) -> None:
         self._every_round: list[tuple[Kind, Rung]] = [(_kind(rung), rung) for rung in self.rungs]
@@ -275,15 +277,18 @@ class Schedule:
         """
         for record in records:
             self._note(record, record.process_seconds, finds_code=False)
-        rest = {task.kind for task in self.round(1)}
-        if records and rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
-            self._every_round.append(self._controls[0])
+        rest = {task.kind for task in self.round(self.begun)}
+        if rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
+            self._broken_off = self.begun
 
     def round(self, repetition: int) -> Iterator[Task]:
         """Tasks of one round that are still to be run."""
-        yield from self._tasks(
-            [*self._every_round, *(self._first_round + self._ceilings if repetition == 1 else [])], repetition
-        )
+        tasks = [*self._every_round]
+        if repetition == self._broken_off:
+            tasks.append(self._controls[0])
+        if repetition == 1:
+            tasks += self._first_round + self._ceilings
+        yield from self._tasks(tasks, repetition)
 
     def closing(self, repetition: int) -> Iterator[Task]:
         """Tasks still to be run after the last round: the ceiling once more, unless time is short."""

@@ -140,7 +140,7 @@ class Batches:
     The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the
     seed; an endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a
     step's sequences a process takes, so that no sequence is taken twice. Raises DataError where the corpus is
-    shorter than a sequence, or a step is not of whole sequences.
+    shorter than a sequence, a step is not of whole sequences, or the seed is negative.
     """
 
     def __init__(self, corpus: Corpus, *, seq_len: int, tokens_per_step: int, seed: int) -> None:
@@ -148,6 +148,8 @@ class Batches:
             raise DataError(
                 f"{tokens_per_step} tokens per step: is no multiple of the {seq_len} of a sequence"
             )
+        if seed < 0:
+            raise DataError(f"seed {seed}: is below 0")
         self.corpus, self.seq_len, self.seed = corpus, seq_len, seed
         self.sequences_per_step = tokens_per_step // seq_len
         self.warnings: tuple[str, ...] = corpus.warnings

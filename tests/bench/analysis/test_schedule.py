@@ -179,6 +179,17 @@ def test_a_resumed_run_of_one_round_measures_the_first_rung_again_if_any_is_miss
     assert names(schedule.round(1)) == left
 
 
+def test_of_a_resumed_run_the_round_that_was_cut_in_two_alone_measures_the_first_rung_again(
+    write_ladder,
+) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=3, control="last"))
+    schedule = Schedule(ladder, ladder.rungs)
+    round_1 = [record("a", 0, 1), record("b", 1, 1), record("b", 1, 1, kind="control")]
+    schedule.resume([*round_1, record("a", 0, 2)])
+    left = [names(schedule.round(number)) for number in (1, 2, 3)]
+    assert left == [[], ["b", "b (again)", "a (again)"], ["a", "b", "b (again)"]]
+
+
 # --- variants -----------------------------------------------------------------------------------------------
 
 
