@@ -19,6 +19,7 @@ from bench.process.shutdown import interruptible
 
 if TYPE_CHECKING:
     from bench.ladder.ladder import Ladder, Rung
+    from bench.records.machine import Environment
     from bench.report.brief import Brief
     from bench.run.turns.interleave import Group
     from bench.run.turns.results import Result
@@ -114,7 +115,7 @@ def turns(
             write_error = error
     if any(part.measured or part.failed or part.unsupported for part in parts):
         with after_measuring([path]) if measured and not write_error else nullcontext():
-            print_brief(turns_brief(loaded, parts, steps))
+            print_brief(turns_brief(loaded, parts, steps, environment))
     if write_error:
         say(str(write_error))
         raise typer.Exit(6)
@@ -135,7 +136,7 @@ def _of_one_process(rungs: Sequence[Rung]) -> list[Rung]:
     return [rung for rung in rungs if rung.toggles.processes == 1 and not rung.again]
 
 
-def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
+def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int, environment: Environment) -> Brief:
     """Who is ahead by how much, and the speed-up of each rung over its reference.
 
     steps: timed steps of a turn.
@@ -143,8 +144,10 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
     from bench.format import judged_briefly, plural, speed, status_word, whole_percent
     from bench.report.brief import Brief
     from bench.report.table import Column, Table
+    from bench.report.titles import environment_title, model_title
     from bench.run.turns.results import floor_of, results
     from bench.stats import LEAST_ROUNDS
+    from gpt2.config.toggles import HOST
 
     by_part = [results(ladder, part) for part in parts]
     floors = {id(pair): floor_of(pairs) for pairs in by_part for pair in pairs}
@@ -159,7 +162,7 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
         Column("rung", lambda row: row[0] if isinstance(row, tuple) else row.rung, words=True),
         Column("tokens/s", lambda pair: speed(pair.tokens_per_second)),
         Column("over", lambda pair: pair.over, words=True, drop=5),
-        Column("of reference", lambda pair: speed(pair.over_tokens_per_second), drop=3),
+        Column("reference", lambda pair: speed(pair.over_tokens_per_second), drop=3),
         Column("speed-up", lambda pair: judged_briefly(pair.ratio, pair.verdict)),
         Column("noise", lambda pair: whole_percent(floors[id(pair)], "±"), drop=4),
         Column("starts", lambda pair: len(pair.starts), drop=1),
@@ -176,8 +179,13 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
     notes = [f"{each}; noise: how far a rung's second process (again) may be from itself."]
     if stolen := [part.stolen_cores for part in parts if part.stolen_cores is not None]:
         notes.append(f"The host took up to {max(stolen):.2f} cores away meanwhile.")
+    model = model_title(ladder.workload.model, ladder.workload.config.parameters)
+    toggles = [rung.toggles for rung in ladder.rungs]
+    on_host, chips = toggles[0].device == HOST, max(each.world_size for each in toggles)
+    machine = environment_title(environment, on_host, chips)
     return Brief(
         answer=[_ahead(pairs, floors)],
+        about=[f"{model} on {machine} · torch {environment.torch.partition('+')[0]}"],
         table=Table(
             title="",
             columns=columns,

@@ -53,6 +53,7 @@ from bench.report.one_run.screen import (
     why_not_counted,
 )
 from bench.report.one_run.tables import WORK, gain_text, work_of
+from bench.report.several_runs.atlas import parted
 from bench.report.several_runs.tables import fastest_published
 from bench.report.table import Table
 from bench.report.titles import hardware_title, machine_titles, model_title_of, told_apart
@@ -87,7 +88,7 @@ def page(report: Report) -> str:
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return template.render(
         shown=shown,
-        atlas=[report.atlas] if report.atlas else [],
+        atlas=parted(report.atlas) if report.atlas else (),
         several_runs=[*report.opening, *report.several_runs],
         published=report.published,
         folded=[_tables(board, tables) for board, tables in zip(boards, report.runs, strict=True)],

@@ -24,8 +24,10 @@ WHOLE = re.compile(r"\S+(?: to \S+)*")
 """What is not broken over lines: words, and ranges."""
 LONGEST = 32
 """Longest word for which other columns make room, in characters."""
-NAME, LEAST_NAME = 26, 8
+NAME, LEAST_NAME = 24, 8
 """Where no cell is wrapped: columns are dropped until so much of each name fits, and names cut to no less."""
+FIRST_TO_GO = 5
+"""Columns up to this one in the order of dropping are worth less than the widest form of the others."""
 NOTES_TITLE = "Notes to several tables"
 
 
@@ -88,6 +90,8 @@ class Table:
     """Words that stand in place of all of a row's cells but its names, where its figures may not be used."""
     mark: Callable[[Any], str] = lambda row: ""
     """Stands behind a row, such as †, which a note explains."""
+    narrow: Table | None = None
+    """Printed in its place where it would lose more columns than those that go first (FIRST_TO_GO)."""
 
     @cached_property
     def titled(self) -> list[Column[Any]]:
@@ -132,7 +136,7 @@ class Table:
             for column in self.columns
             if column.drop is None or len(rows) == 1 or len({column.cell(row) for row in rows}) > 1
         ]
-        return replace(self, columns=kept)
+        return replace(self, columns=kept, narrow=self.narrow and self.narrow.differing())
 
     def to_markdown(self, level: str) -> str:
         """A GitHub table between its heading (`level` is ### or the like) and its notes."""
@@ -164,6 +168,11 @@ class Table:
         spanned = [*(self.instead(row) is not None for row in self.rows), *[False] * len(self.beneath)]
         columns = {p: [self.titled[p].title, *self._aligned(p, spanned)] for p in self.shown}
         widths, _ = self._fit(columns, width, names_are_cut=True)
+        lost = [self.titled[place].drop or 0 for place in columns if place not in widths]
+        if self.narrow and max(lost, default=0) > FIRST_TO_GO:
+            return self.narrow.to_lines(width)
+        for place in range(self.names):
+            columns[place] = _told_apart(columns[place], widths[place])
         lines = []
         for line, mark in enumerate(["", *self._marks]):
             cells = [
@@ -258,6 +267,18 @@ class Table:
 def cut(text: str, room: int) -> str:
     """The text, or as much of it as fits with an ellipsis."""
     return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
+
+
+def _told_apart(names: Sequence[str], room: int) -> list[str]:
+    """The names, cut in the middle where they would look alike if they were cut at the end."""
+    ends = [cut(name, room) for name in names]
+    if len(set(ends)) == len(set(names)):
+        return ends
+    tail = room // 2
+    return [
+        name if cell_len(name) <= room else f"{set_cell_size(name, room - tail - 1).rstrip()}…{name[-tail:]}"
+        for name in names
+    ]
 
 
 def _padded(cell: str, wide: int, left: bool) -> str:

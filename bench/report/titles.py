@@ -44,15 +44,16 @@ def model_title(model: str, parameters: int | None) -> str:
 def machine_title(board: Scoreboard) -> str:
     """What it ran on, in a few words."""
     on_host = all(row.toggles.device == HOST for row in board.rows)
-    return _machine_title(board.environment, on_host, max(row.toggles.world_size for row in board.rows))
+    return environment_title(board.environment, on_host, max(row.toggles.world_size for row in board.rows))
 
 
 def hardware_title(rung: RungView) -> str:
     """What one rung ran on, in a few words."""
-    return _machine_title(rung.environment, rung.row.toggles.device == HOST, rung.devices)
+    return environment_title(rung.environment, rung.row.toggles.device == HOST, rung.devices)
 
 
-def _machine_title(e: Environment, on_host: bool, chips: int) -> str:
+def environment_title(e: Environment, on_host: bool, chips: int) -> str:
+    """The same of an environment. on_host: whether the CPU trained. chips: how many devices took part."""
     if e.xla_on_cpu or on_host:
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
         cores = min(e.usable_cores or e.cpu_cores, e.cpu_cores)

@@ -322,11 +322,13 @@ def certainty(board: Scoreboard, best: Row) -> str:
             given = "1 round gives" if board.rounds == 1 else f"{board.rounds} rounds give"
             return f"{given} no interval; {LEAST_ROUNDS} do ({longer})"
         return "not known; that takes the first rung run again in each round (A/A control)"
-    words, over_first = [], best.speedup if best is not board.rows[0] else None
+    first, ties = board.rows[0], board.ties
+    words, over_first = [], best.speedup if best is not first else None
     if over_first and over_first.low is not None and over_first.high is not None:
-        over = "" if board.swept else f" over {plain(board.rows[0].rung)}"
-        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval)")
-    if ties := board.ties:
+        over = "" if board.swept else f" over {plain(first.rung)}"
+        beyond = ", not wholly beyond the noise floor" if first in ties else ""
+        words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval){beyond}")
+    if ties:
         words.append(f"not surely faster than {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 

@@ -32,7 +32,6 @@ from bench.format import (
     plain,
     plural,
     speed,
-    spread,
     status_word,
     times,
     training_time,
@@ -104,13 +103,14 @@ def keeps(board: Scoreboard) -> str:
         return ""
     if any(row.status == NOT_CARRIED for row in board.rows):
         return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
-    return "A rung keeps the settings of those above that it does not change."
+    return "Each rung adds its change to those above it."
 
 
 def _legend(board: Scoreboard) -> Iterator[str]:
     """What a rung keeps, and what intervals, the noise and a verdict mean."""
     if kept := keeps(board):
-        yield kept
+        passed = any(row.status == "inert" for row in board.taken[:-1])
+        yield f"{kept[:-1]}; each is compared with the last that counts." if passed else kept
     if any(row.tps and row.tps.low is not None for row in board.taken):
         yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
@@ -119,7 +119,7 @@ def _legend(board: Scoreboard) -> Iterator[str]:
         yield f"Noise floor: the {' and the '.join(again)} rung, run again, against {itself}."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        where = "the interval is not wholly beyond it" if loud else "may be a gain or a loss"
+        where = "not wholly beyond that" if loud else "may be a gain or a loss"
         yield f"Unclear: {where}."
 
 
@@ -128,7 +128,7 @@ def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: fl
     answer, about = _head(board)
     said = [*marks(board), " ".join(_legend(board)), *findings(board, price_per_hour, settings=True)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
-    table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
+    table = replace(_table(board, terminal=False).differing(), first=[*answer, *about], notes=said)
     return table.to_markdown(level)
 
 
@@ -165,21 +165,21 @@ def limit_of(board: Scoreboard, row: Row) -> str:
     return f"{whole_percent(share(row))} {name}" if share(row) is not None else ""
 
 
-def _table(board: Scoreboard, *, bars: bool = True) -> Table:
+def _table(board: Scoreboard, *, terminal: bool = True, intervals: bool = True) -> Table:
+    """terminal: with bars, and with a narrow form. intervals: with those of gains."""
     rows = board.taken
     fastest = max((row.tps.value for row in rows if row.tps and why_not_counted(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
     about = _share_of(share_title, board)
     bar_of = Column[Row](
-        " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=3
+        " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
     )
     names = [Column[Row](n, attrgetter(f"toggles.{n}"), words=True) for n in swept_toggles(board)]
     columns = [
         *(names or [Column[Row]("rung", lambda row: row.rung, words=True)]),
         Column[Row]("tokens/s", lambda row: speed(row.tps)),
-        *([bar_of] if bars else []),
-        _gain_column(board, with_interval=not bars),
-        *([Column[Row]("±", lambda row: spread(row.gain), drop=2)] if bars else []),
+        *([bar_of] if terminal else []),
+        _gain_column(board, with_interval=intervals),
         Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else bare_ratio(row.speedup), drop=6),
         Column[Row](share_title, lambda row: whole_percent(share(row)), drop=5, about=about),
         Column[Row]("memory", lambda row: _memory(row, board), drop=4),
@@ -192,6 +192,7 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
         names=len(names) or 1,
         instead=_in_place,
         mark=lambda row: mark(row, board),
+        narrow=_table(board, intervals=False) if terminal and intervals else None,
     )
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.atlas import MOST_TOGGLES, AtlasRow, atlas
-from bench.format import judged, times
+from bench.format import judged, plural, times
 from bench.records.published import Published
 from bench.report.table import Column, Table
 from bench.report.titles import machine_titles, task_title
@@ -100,3 +100,11 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
             "what changed. What a source tells by a name alone is left out."
         )
     return Table(title=TITLE, columns=columns, rows=found.lines, notes=notes)
+
+
+def parted(table: Table) -> tuple[Table, Table]:
+    """The table of atlas_table() in two: what its picture shows, and the other changes."""
+    shown = [line for line in table.rows if _has_room(line)]
+    others = [line for line in table.rows if not _has_room(line)]
+    title = f"{plural(len(others), 'more change')}, of one machine and not told from noise"
+    return replace(table, rows=shown), replace(table, title=title, rows=others, notes=())

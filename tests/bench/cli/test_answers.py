@@ -19,6 +19,7 @@ from bench.cli.machine import doctor_brief
 from bench.cli.turns import turns_brief
 from bench.host.checks import Diagnosis
 from bench.ladder.ladder import load
+from bench.records.machine import Environment
 from bench.report.assembly import assemble, short
 from bench.report.brief import Brief
 from bench.report.folder import pages
@@ -55,8 +56,8 @@ def runs() -> Brief:
 
 def turns() -> Brief:
     ladder = load(Path("ladders/peers-cpu.yaml"))
-    parts = []
-    for group in json.loads(Path(TURNS).read_text())["groups"]:
+    kept_turns, parts = json.loads(Path(TURNS).read_text()), []
+    for group in kept_turns["groups"]:
         pairs = [Pair(rung=pair["rung"], over=pair["over"]) for pair in group["pairs"]]
         for pair, kept in zip(pairs, group["pairs"], strict=True):
             pair.starts = [list(zip(took["over"], took["rung"], strict=True)) for took in kept["starts"]]
@@ -64,7 +65,7 @@ def turns() -> Brief:
         part = Group(rungs=[ladder.rung(name) for name in dict.fromkeys(both)], pairs=pairs)
         part.failed, part.stolen_cores = group["failed"], group["stolen_cores"]
         parts.append(part)
-    return turns_brief(ladder, parts, 1)
+    return turns_brief(ladder, parts, 1, Environment(**kept_turns["environment"]))
 
 
 def zen5() -> Scoreboard:

@@ -174,7 +174,7 @@ def test_an_outcome_that_was_the_point_is_called_expected() -> None:
 
 
 def test_a_verdict_is_said_in_one_word_of_the_glossary() -> None:
-    assert "2.00x faster" in text(board())
+    assert "2.00x ±0.1 % faster" in text(board())
     assert "no difference" in text(board(measurement=measurement(1002.0)))
 
 
@@ -213,7 +213,7 @@ def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
 
 def test_a_ladder_says_what_its_rungs_keep() -> None:
     kept = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0))
-    assert "A rung keeps the settings of those above that it does not change. " in text(kept)
+    assert "Each rung adds its change to those above it. " in text(kept)
 
 
 def test_a_quick_run_of_too_few_rounds_says_for_how_long_three_would_take() -> None:

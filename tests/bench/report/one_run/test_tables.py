@@ -876,7 +876,7 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     said = (
         "Fastest: b, 144 tokens/s, 1.44x over baseline. "
-        "How sure: 0.14x to 14.88x over baseline (95 % interval); "
+        "How sure: 0.14x to 14.88x over baseline (95 % interval), not wholly beyond the noise floor; "
     )
     assert said in unsure
     assert "; not surely faster than baseline." in unsure
