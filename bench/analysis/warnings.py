@@ -39,8 +39,10 @@ def warnings(board: Scoreboard) -> list[str]:
         # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
         *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)]),
     ]
-    told = disturbed(board)  # which comes last where it disturbed tries alone
-    return [*told, *lines] if any(record.disturbed for record in records) else [*lines, *told]
+    told = disturbed(board)
+    if any(record.disturbed for record in records):
+        return [*told, *lines]
+    return [*lines, *(f"in tries alone, of which no figure is shown: {line}" for line in told)]
 
 
 def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:

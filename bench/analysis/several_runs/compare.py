@@ -72,6 +72,8 @@ class Comparison:
     differences: tuple[str, ...]
     """Lines about machine, software and task, torch first."""
     pairs: tuple[Pair, ...]
+    fastest: Pair | None
+    """The fastest rung of each side, whatever it switches on; None where a rung is named or tasks differ."""
     unpaired: tuple[str, ...]
     """Lines about rungs without a partner: those that both sides name, and those of one side alone."""
 
@@ -129,8 +131,17 @@ def compare(first: Side, other: Side) -> Comparison:
         other=other,
         differences=tuple(_differences(first, other)),
         pairs=tuple(_pair(first, a, other, b) for a, b in pairs),
+        fastest=_fastest(first, other),
         unpaired=tuple(_unpaired(first, first_rows, other, other_rows)),
     )
+
+
+def _fastest(first: Side, other: Side) -> Pair | None:
+    a, b = first.board.fastest, other.board.fastest
+    if first.rung or other.rung or a is None or b is None:
+        return None
+    pair = _pair(first, a, other, b)
+    return None if pair.not_ranked else pair
 
 
 def _unpaired(first: Side, a: Sequence[Row], other: Side, b: Sequence[Row]) -> Iterator[str]:

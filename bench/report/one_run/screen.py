@@ -137,9 +137,8 @@ def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
     best = board.fastest
     if not board.swept or best is None:
         return [title(board)], []
-    sure = f" ({certainty(board, best)})" if len(board.sound) > 1 else ""
-    fastest = f"{fastest_in_words(board, best)}{sure}."
-    return [" ".join([fastest, *largest_batches(board)])], [title(board)]
+    sure = [f"How sure: {certainty(board, best)}."] if len(board.sound) > 1 else []
+    return [" ".join([f"{fastest_in_words(board, best)}.", *sure, *largest_batches(board)])], [title(board)]
 
 
 def title(board: Scoreboard) -> str:
@@ -198,8 +197,10 @@ def _table(board: Scoreboard, *, terminal: bool = True, intervals: bool = True) 
 
 def _gain_column(board: Scoreboard, *, with_interval: bool) -> Column[Row]:
     title, about = "over rung before", ""
-    if board.swept and "micro_batch_size" in swept_toggles(board):
-        title, about = "over before", "over before: over the next smaller batch, else over the first row."
+    swept = swept_toggles(board)
+    if "micro_batch_size" in swept:
+        without = ", else over the first row" if len(swept) > 1 else ""
+        title, about = "over before", f"over before: over the next smaller batch{without}."
     elif board.swept:
         title = "over first row"
 

@@ -35,6 +35,7 @@ from bench.report.one_run.tables import TOKENS
 from bench.report.several_runs.tables import derived_note, ranks_note
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title
+from bench.stats import Verdict
 
 BETWEEN_RUNS = (
     "Ratios between runs are of means over rounds, with Welch's interval. They cover how rounds of one run "
@@ -46,6 +47,16 @@ BETWEEN_RUNS = (
 
 MatchedRow = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
+
+
+VERDICTS: dict[Verdict | None, str] = {
+    "faster": "faster",
+    "slower": "slower",
+    "same": "with no difference",
+    "unclear": "unclear",
+    None: "without a verdict",
+}
+"""How rungs of a verdict are counted in a sentence."""
 
 
 def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
@@ -143,22 +154,28 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _answer(comparison: Comparison) -> str:
-    """What the comparison comes to, in one sentence."""
-    letters = f"{comparison.other.letter} over {comparison.first.letter}"
-    counts = Counter(pair.verdict for pair in comparison.pairs)
-    words = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
-    told = [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
-    if rest := len(comparison.pairs) - sum(counts[verdict] for verdict in words):
-        told.append(f"{rest} without a verdict")
-    ratios = [pair.tps for pair in comparison.pairs if pair.tps]
-    between = ""
-    if ratios:
-        low, high = min(ratios, key=lambda r: r.value), max(ratios, key=lambda r: r.value)
-        ends = [*dict.fromkeys((times(low.value), times(high.value)))]
-        between = f"; speed-ups from {' to '.join(ends)}" if len(ends) > 1 else f"; speed-up {ends[0]}"
-    of = plural(len(comparison.pairs), "rung")
-    alike = f"{of} of equal settings" if comparison.unpaired else of
-    return f"{letters}: {', '.join(told) or 'no rung in common'} of {alike}{between}."
+    """What the comparison comes to, in a sentence or two."""
+    said = f"{comparison.other.letter} over {comparison.first.letter}: {_compared(comparison)}."
+    if (best := comparison.fastest) and comparison.unpaired:
+        said += f" Fastest over fastest, of unlike settings: {judged_briefly(best.tps, best.verdict)}."
+    return said
+
+
+def _compared(comparison: Comparison) -> str:
+    """The speed-ups of the rungs that have a partner, in words."""
+    ranked = [pair for pair in comparison.pairs if pair.tps]
+    if not ranked:
+        return "no rung in common"
+    if len(ranked) == 1:
+        (pair,) = ranked
+        only = ", the only one of equal settings" if comparison.unpaired else ""
+        return f"{judged_briefly(pair.tps, pair.verdict)} at rung {_names((pair.first, [pair]))}{only}"
+    counts = Counter(pair.verdict for pair in ranked)
+    told = [f"{counts[verdict]} {word}" for verdict, word in VERDICTS.items() if counts[verdict]]
+    alike = " of equal settings" if comparison.unpaired else ""
+    ratios = [pair.tps.value for pair in ranked if pair.tps]
+    between = f"speed-ups from {times(min(ratios))} to {times(max(ratios))}"
+    return f"{', '.join(told)} of {len(ranked)} rungs{alike}; {between}"
 
 
 def _names(line: MatchedRow) -> str:

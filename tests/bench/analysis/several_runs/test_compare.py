@@ -72,6 +72,20 @@ def test_rungs_are_paired_by_what_they_switch_on_and_not_by_name(tmp_path: Path)
     assert found.unpaired == ("Only in A: a.", "Only in B: other.")
 
 
+def test_the_fastest_rungs_of_two_runs_are_compared_whatever_they_switch_on(tmp_path: Path) -> None:
+    first, second = run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+    sdpa = replace(BF16, attention="sdpa")
+    for n in (1, 2, 3):
+        append(second, record("other", 0, n, toggles=CUDA, measurement=measurement(1000.0)))
+        append(second, record("sdpa", 1, n, toggles=sdpa, measurement=measurement(3000.0 + n)))
+    fastest = compared(first, second).fastest
+    assert fastest is not None
+    assert fastest.tps is not None
+    assert (fastest.first.rung, fastest.other.rung) == ("b", "sdpa")
+    assert fastest.tps.value == pytest.approx(1.5, rel=0.01)
+    assert compared(f"{first}:a", f"{second}:sdpa").fastest is None
+
+
 def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says_so(tmp_path: Path) -> None:
     path = run_of(tmp_path / "a.jsonl")
     residual = replace(BF16, residual="bfloat16")
