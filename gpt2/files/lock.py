@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,10 +24,27 @@ def exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def leave(folder: Path) -> None:
-    """Remove a folder again that holds nothing but its lock, if nobody has moved it."""
-    if folder.is_dir() and [each.name for each in folder.iterdir()] == [".lock"]:
-        (folder / ".lock").unlink()
+@contextlib.contextmanager
+def own(folder: Path, worthless: Collection[str] = ()) -> Iterator[None]:
+    """The same of a folder that is made where it is missing, and removed again if it was made in vain.
+
+    worthless: names of files without which an empty folder is as good.
+    """
+    fresh = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder):
+        try:
+            yield
+        finally:
+            if fresh and folder.is_dir():  # nobody has moved it
+                _remove_if_only(folder, {".lock", *worthless})
+
+
+def _remove_if_only(folder: Path, names: Collection[str]) -> None:
+    files = list(folder.iterdir())
+    if all(each.name in names for each in files):
+        for each in files:
+            each.unlink()
         folder.rmdir()
 
 

@@ -27,7 +27,7 @@ from gpt2.errors import GPT2Error
 from gpt2.evals.hellaswag import ScoreError
 from gpt2.files.atomic import atomic_write
 from gpt2.files.listing import name_problem
-from gpt2.files.lock import Locked, exclusive, leave
+from gpt2.files.lock import Locked, own
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest, step_folder
@@ -109,8 +109,7 @@ def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: i
                 gone = f"{options.folder} was moved or removed"
                 _say(f"{gone}: new checkpoints go there, metrics to where it is now")
                 with contextlib.suppress(OSError, Locked):  # the lock has moved with the folder
-                    options.folder.mkdir(parents=True, exist_ok=True)
-                    stack.enter_context(exclusive(options.folder))
+                    stack.enter_context(own(options.folder))
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -168,11 +167,7 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     if problem := name_problem(folder):
         raise MetricsError(problem)
     try:
-        fresh = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(exclusive(folder))
-        if fresh:  # and nobody else writes there
-            stack.callback(leave, folder)
+        stack.enter_context(own(folder))
         if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
             denied_to = f"cannot write into {options.checkpoints}"
             raise MetricsError(f"{denied_to}; ask for access, or choose another --out")

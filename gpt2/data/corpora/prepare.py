@@ -37,7 +37,7 @@ from gpt2.data.index import AGAIN, Index, read_index
 from gpt2.data.splits import odd_to_train_on, token_files
 from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
-from gpt2.files.lock import Locked, exclusive, leave
+from gpt2.files.lock import Locked, own
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
 
 SHARD_TOKENS = 100_000_000
@@ -110,11 +110,7 @@ def prepare(
     asked = Settings(corpus=corpus, **settings)
     with contextlib.ExitStack() as stack:
         try:
-            fresh = not folder.exists()
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(exclusive(folder))
-            if fresh:  # and nobody else writes there
-                stack.callback(_leave, folder)
+            stack.enter_context(own(folder, worthless=["index.json"]))
         except Locked:
             raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
         except OSError as error:
@@ -287,13 +283,6 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     if path := index.lacking(folder):
         raise DataError(f"{path} is missing or not as long as index.json says; prepare into another folder")
     return None if index.finished else _Job(asked, folder, index, training, validation)
-
-
-def _leave(folder: Path) -> None:
-    """Remove a folder again that was made for shards of which none is whole."""
-    if folder.is_dir() and {each.name for each in folder.iterdir()} == {".lock", "index.json"}:
-        (folder / "index.json").unlink()
-    leave(folder)
 
 
 def _validation(asked: Settings, training: Documents, index: Index | None) -> Documents | None:
