@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gpt2.data.index import read_index
 from gpt2.data.shards import Shards, open_shards
 from gpt2.data.splits import odd_to_train_on, open_split
 from gpt2.data.synthetic import Synthetic
@@ -79,9 +80,22 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | str |
         raise DataError(f"corpus {name!r}: {source} {what}")
     with readable(f"corpus {name!r}", source):
         corpus = _open(name, source, vocab_size)
-    if name in KNOWN and source.is_file() and corpus.sha256 != KNOWN[name].tokens_sha256:
-        corpus.warnings += (not_the_known(name),)
+    if name in KNOWN:
+        corpus.warnings += _doubts(name, source, corpus)
     return corpus
+
+
+def _doubts(name: str, source: Path, corpus: Shards) -> tuple[str, ...]:
+    """A warning where tokens are not those of the known corpus whose name they have, or nothing tells that."""
+    known = KNOWN[name]
+    if source.is_file():
+        return () if corpus.sha256 == known.tokens_sha256 else (not_the_known(name),)
+    if (index := read_index(source)) is None:
+        untold = f"{source} has no index.json, so nothing tells that it holds the known {name}"
+        return (f"{untold}; compare losses with care",)
+    texts = [sha256 for _, sha256 in index.corpus["files"] if isinstance(sha256, str)]
+    # Older versions kept sizes instead.
+    return () if texts in ([], [known.text_sha256]) else (not_the_known(name),)
 
 
 def not_the_known(name: str) -> str:

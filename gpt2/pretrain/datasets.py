@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.batches import GENERATED, Batches, Corpus, not_the_known, open_corpus
+from gpt2.data.batches import GENERATED, Batches, Corpus, open_corpus
 from gpt2.data.batches import KNOWN as KNOWN_TEXTS
 from gpt2.data.corpora.hub import KNOWN
 from gpt2.data.corpora.sources import (
-    differs_from_known,
     has_validation,
     open_documents,
     open_validation_corpus,
@@ -119,8 +118,6 @@ def _shards(run: TrainingRun, source: Source) -> Data:
     parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
     files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
     notes = [files, *batches.warnings, *odd]
-    if index and differs_from_known(index.corpus):
-        notes.append(not_the_known(name))
     if index and validation and run.val_corpus is None:
         notes += shared_files(index.corpus, index.validation)
     if isinstance(corpus, Shards) and isinstance(validation, Shards):

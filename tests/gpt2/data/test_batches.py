@@ -72,6 +72,14 @@ def test_other_text_under_a_known_name_is_said(tmp_path: Path) -> None:
     assert "is not the known tinyshakespeare" in warning
 
 
+def test_shards_that_nothing_tells_of_under_a_known_name_are_said(tmp_path: Path) -> None:
+    nanogpt_shard(tmp_path / "train.bin", numbers(2000))
+    nanogpt_shard(tmp_path / "val.bin", numbers(200))
+    (warning,) = open_corpus("tinyshakespeare", vocab_size=V, path=tmp_path).warnings
+    assert "nothing tells that it holds the known tinyshakespeare" in warning
+    assert open_corpus("mine", vocab_size=V, path=tmp_path).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"), [(b"abc\xff\xfe", r"a\.txt is not UTF-8"), (b"", r"a\.txt holds no text")]
 )
