@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 WIDTHS = range(20, 10_000)
 """Accepted values of COLUMNS, the width of a terminal."""
-
-
+PLAIN_SECONDS = 10.0
+"""Seconds between lines of progress where the output is not a terminal."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 """The variable that says where torch keeps compiled code."""
 NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO)

@@ -107,13 +107,16 @@ def load_boards(
         passed_over += [board for board, _ in unseen]
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
-    for place, board in enumerate(boards):
-        copies = [other for other in boards[:place] if board.is_copy_of(other)]
-        warnings += [f"{board.source} is a copy of {other.source}: one run, not two" for other in copies[:1]]
+    originals: list[Scoreboard] = []
+    for board in boards:
+        if copied := next((other for other in originals if board.is_copy_of(other)), None):
+            warnings.append(f"{board.source} is a copy of {copied.source}: one run, shown once")
+        else:
+            originals.append(board)
     not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:
         not_shown = [f"{len(not_shown)} other runs of these ladders are not shown; name a file to see it"]
-    return boards, list(dict.fromkeys([*warnings, *not_shown]))
+    return originals, list(dict.fromkeys([*warnings, *not_shown]))
 
 
 def _nothing_to_show(records: Sequence[Record]) -> str:

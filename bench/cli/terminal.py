@@ -101,7 +101,8 @@ def report_end(run: RunResult) -> int:
     ended_early = "; the run ended early" if run.interrupted or run.error else ""
     begun = sum(record.begun for record in run.records)
     planned = f"about {begun + run.cut.left}" if run.cut else begun
-    typer.echo(f"{ok} of {planned} processes measured{ended_early}; records in {run.path}", err=True)
+    kept = f"; records in {run.path}" if run.records else ""
+    typer.echo(f"{ok} of {planned} processes measured{ended_early}{kept}", err=True)
     if nothing_supported(run.records):
         say("none of these rungs is supported here; the table says why")
     if run.cut:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -15,7 +16,7 @@ from typer import Argument, Option
 from gpt2.config.devices import DeviceName
 from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.errors import GPT2Error
-from gpt2.terminal import fail
+from gpt2.terminal import PLAIN_SECONDS, fail
 
 if TYPE_CHECKING:
     from gpt2.config.workload import GPT2Config
@@ -308,13 +309,17 @@ def _fail_for_memory(error: Exception, device: DeviceName, advice: str) -> NoRet
     fail(f"out of memory; {advice}", 6)
 
 
-def _progress(what: str) -> Any:
-    """Return a function that shows progress on a terminal; None where stderr is not one."""
-    if not sys.stderr.isatty():
-        return None
+def _progress(what: str) -> Callable[[int, int], None]:
+    """Return a function that shows progress on stderr: in one line of a terminal, else now and then."""
+    terminal, told = sys.stderr.isatty(), time.monotonic()
 
-    def told(done: int, all_of_them: int) -> None:
-        end = "\n" if done == all_of_them else ""
-        print(f"\r{done:,} of {all_of_them:,} {what}", end=end, file=sys.stderr, flush=True)
+    def tell(done: int, all_of_them: int) -> None:
+        nonlocal told
+        line = f"{done:,} of {all_of_them:,} {what}"
+        if terminal:
+            print(f"\r{line}", end="\n" if done == all_of_them else "", file=sys.stderr, flush=True)
+        elif time.monotonic() - told >= PLAIN_SECONDS:
+            told = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
 
-    return told
+    return tell

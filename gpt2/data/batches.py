@@ -86,7 +86,7 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | str |
 
 
 def _doubts(name: str, source: Path, corpus: Shards) -> tuple[str, ...]:
-    """A warning where tokens are not those of the known corpus whose name they have, or nothing tells that."""
+    """A warning where tokens are not those of the known corpus of that name, or nothing tells that."""
     known = KNOWN[name]
     if source.is_file():
         return () if corpus.sha256 == known.tokens_sha256 else (not_the_known(name),)

@@ -109,14 +109,16 @@ def _within(folder: Path) -> Path:
     for name in HUGGINGFACE_FILES:
         if (folder / name).is_file():
             return folder / name
-    if parts := sorted(folder.glob("*-of-*.safetensors")):
-        index = f"{parts[0].name.partition('-')[0]}.safetensors.index.json"
+    if parts := sorted([*folder.glob("*-of-*.safetensors"), *folder.glob("*-of-*.bin")]):
+        index = f"{parts[0].name.partition('-')[0]}{parts[0].suffix}.index.json"
         raise ConvertError(
             f"{folder} holds parts of weights, such as {parts[0].name}, but no {index}; copy it there"
         )
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    but = f", but {others[0]}, which is read if it is named itself" if others else ""
     advice = "give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
-    raise ConvertError(f"{folder} holds no {wanted}; {advice}")
+    raise ConvertError(f"{folder} holds no {wanted}{but}; {advice}")
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:

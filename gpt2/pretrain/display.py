@@ -11,10 +11,8 @@ from rich.text import Text
 from gpt2.data.corpora.prepare import Prepared
 from gpt2.format import duration
 from gpt2.pretrain.metrics import Event
-from gpt2.terminal import LiveLine
+from gpt2.terminal import PLAIN_SECONDS, LiveLine
 
-PLAIN_SECONDS = 10.0
-"""Seconds between lines where the output is not a terminal."""
 SMOOTH = 20
 """Number of recent steps over which speed and remaining time are averaged."""
 

@@ -258,7 +258,9 @@ class Session(Iterator[Event]):
         return bool(self._asked_to_end)
 
     def _end_of_time(self, limit: float) -> None:
-        self.end(f"of this leg's {limit / 3600:.3g} hours there is time left for a checkpoint only")
+        kept = 1.5 * self._saving_seconds
+        only = f"there is time left for a checkpoint only, for which {kept:.0f} seconds are kept"
+        self.end(f"of this leg's {limit / 3600:.3g} hours {only}")
 
     def _rescue(self) -> None:
         """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""

@@ -114,7 +114,8 @@ def prepare(
         except Locked:
             raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
         except OSError as error:
-            raise DataError(f"cannot write into {folder} ({error.strerror})") from None
+            other = "choose another --out, or set GPT2_CACHE_DIR to a writable folder"
+            raise DataError(f"cannot write into {folder} ({error.strerror}); {other}") from None
         job = _begin(asked, folder)
         if job is None:
             return

@@ -118,7 +118,7 @@ def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         if number == 0 and "Not a gzipped file" in str(error):
             raise DataError(f"{file} is not compressed by gzip; name it without .gz") from None
-        raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
+        raise DataError(f"{file}, after line {number}: damaged gzip data ({error}); get it anew") from None
     except Exception as error:
         raise explain(file, error) from None
 
@@ -260,5 +260,5 @@ def explain(file: str, error: Exception) -> DataError:
             f"{file} cannot be read any further, after all tries ({type(error).__name__}: {said}); nothing "
             "is lost: once the network is back, go on from the last checkpoint or whole shard"
         )
-    why = "it is damaged, cut off, or not of the kind that its name says"
+    why = "it is damaged or cut off, so get it anew, or not of the kind that its name says"
     return DataError(f"{file} cannot be read ({said}); {why}")

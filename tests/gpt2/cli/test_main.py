@@ -17,6 +17,7 @@ import torch
 from longruns import command, notes, settings
 from typer.testing import CliRunner
 
+from gpt2.cli import models
 from gpt2.cli.main import app
 from gpt2.pretrain.checkpoint import folders
 from gpt2.pretrain.checkpoint import read as read_checkpoint
@@ -421,3 +422,16 @@ def test_a_rank_that_failed_ends_without_waiting_for_its_groups_threads(tmp_path
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "said before\n"), ended.stderr
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(11.0, "2 of 4 sequences\n"), (9.0, "")])
+def test_without_a_terminal_progress_is_told_every_ten_seconds(
+    seconds: float, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(models.time, "monotonic", lambda: now[0])
+    tell = models._progress("sequences")
+    now[0] += seconds
+    tell(2, 4)
+    tell(4, 4)
+    assert capsys.readouterr().err == said

@@ -711,8 +711,9 @@ def test_a_copy_of_a_run_is_told_from_another_run(tmp_path: Path) -> None:
     (tmp_path / "copy.jsonl").write_bytes((tmp_path / "a.jsonl").read_bytes())
     append(tmp_path / "other.jsonl", record("a", run_id="other"))
     files = [tmp_path / f"{name}.jsonl" for name in ("a", "copy", "other")]
-    _, warnings = load_boards(files)
-    assert warnings == [f"{files[1]} is a copy of {files[0]}: one run, not two"]
+    boards, warnings = load_boards(files)
+    assert [board.source for board in boards] == [files[0], files[2]]
+    assert warnings == [f"{files[1]} is a copy of {files[0]}: one run, shown once"]
 
 
 def test_a_file_of_tries_alone_says_how_to_go_on(tmp_path: Path) -> None:
