@@ -285,7 +285,7 @@ class Schedule:
         """Tasks of one round that are still to be run."""
         tasks = [*self._every_round]
         if repetition == self._broken_off:
-            tasks.append(self._controls[0])
+            tasks.insert(0, self._controls[0])
         if repetition == 1:
             tasks += self._first_round + self._ceilings
         yield from self._tasks(tasks, repetition)

@@ -170,7 +170,8 @@ class Scoreboard:
             if (process := (record.kind, record.rung_index)) not in refused:
                 rounds.setdefault(process, set()).add(record.repetition)
         # Where time is short the ceiling is measured once.
-        ceilings = {1} if self.records[-1].protocol.get("control") == "last" else {1, wanted}
+        short_of_time = self.records[-1].protocol.get("control") == "last"
+        ceilings = {1} if short_of_time else {1, wanted}
         for (kind, _), done in rounds.items():
             if kind == "ceiling" and not ceilings <= done:
                 return True
@@ -182,7 +183,9 @@ class Scoreboard:
         to_run = {("cumulative", record.rung_index) for record in self.records if record.rung in carried}
         if any(len(rounds.get(process, ())) < wanted for process in to_run - refused):
             return True
-        controls = [done for (kind, _), done in rounds.items() if kind == "control"]
+        controls = [done for (kind, _), done in sorted(rounds.items()) if kind == "control"]
+        if short_of_time:  # the first rung's stands in for it where a round was cut in two
+            controls = controls[-1:]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
         due = wanted > 1 and self.swept and all(kind != "control" for kind, _ in refused)
         to_be = controls or (due and any(row.tps for row in self.rows))

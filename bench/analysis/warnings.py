@@ -42,7 +42,7 @@ def warnings(board: Scoreboard) -> list[str]:
     told = disturbed(board)
     if any(record.disturbed for record in records):
         return [*told, *lines]
-    return [*lines, *(f"in tries alone, of which no figure is shown: {line}" for line in told)]
+    return [*lines, *(f"in tries alone, which chose the rungs: {line}" for line in told)]
 
 
 def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:

@@ -180,9 +180,9 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int, environment:
     if stolen := [part.stolen_cores for part in parts if part.stolen_cores is not None]:
         notes.append(f"The host took up to {max(stolen):.2f} cores away meanwhile.")
     model = model_title(ladder.workload.model, ladder.workload.config.parameters)
-    toggles = [rung.toggles for rung in ladder.rungs]
-    on_host, chips = toggles[0].device == HOST, max(each.world_size for each in toggles)
-    machine = environment_title(environment, on_host, chips)
+    toggles = [rung.toggles for part in parts for rung in part.rungs]
+    on_host = all(each.device == HOST for each in toggles)
+    machine = environment_title(environment, on_host, max(each.world_size for each in toggles))
     return Brief(
         answer=[_ahead(pairs, floors)],
         about=[f"{model} on {machine} · torch {environment.torch.partition('+')[0]}"],

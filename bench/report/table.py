@@ -26,8 +26,6 @@ LONGEST = 32
 """Longest word for which other columns make room, in characters."""
 NAME, LEAST_NAME = 24, 8
 """Where no cell is wrapped: columns are dropped until so much of each name fits, and names cut to no less."""
-FIRST_TO_GO = 5
-"""Columns up to this one in the order of dropping are worth less than the widest form of the others."""
 NOTES_TITLE = "Notes to several tables"
 
 
@@ -91,7 +89,9 @@ class Table:
     mark: Callable[[Any], str] = lambda row: ""
     """Stands behind a row, such as †, which a note explains."""
     narrow: Table | None = None
-    """Printed in its place where it would lose more columns than those that go first (FIRST_TO_GO)."""
+    """Printed in its place where there is no room for the column `narrow_for`."""
+    narrow_for: str = ""
+    """Title of a column."""
 
     @cached_property
     def titled(self) -> list[Column[Any]]:
@@ -168,10 +168,9 @@ class Table:
         spanned = [*(self.instead(row) is not None for row in self.rows), *[False] * len(self.beneath)]
         columns = {p: [self.titled[p].title, *self._aligned(p, spanned)] for p in self.shown}
         widths, _ = self._fit(columns, width, names_are_cut=True)
-        lost = [self.titled[place].drop or 0 for place in columns if place not in widths]
-        if self.narrow and max(lost, default=0) > FIRST_TO_GO:
+        if self.narrow and self.narrow_for not in [self.titled[place].title for place in widths]:
             return self.narrow.to_lines(width)
-        for place in range(self.names):
+        for place in filter(widths.__contains__, range(self.names)):
             columns[place] = _told_apart(columns[place], widths[place])
         lines = []
         for line, mark in enumerate(["", *self._marks]):
@@ -270,15 +269,19 @@ def cut(text: str, room: int) -> str:
 
 
 def _told_apart(names: Sequence[str], room: int) -> list[str]:
-    """The names, cut in the middle where they would look alike if they were cut at the end."""
-    ends = [cut(name, room) for name in names]
-    if len(set(ends)) == len(set(names)):
-        return ends
-    tail = room // 2
-    return [
-        name if cell_len(name) <= room else f"{set_cell_size(name, room - tail - 1).rstrip()}…{name[-tail:]}"
-        for name in names
-    ]
+    """The names, cut in the middle where fewer of them look alike then than if they were cut at the end."""
+    ends, middles = [cut(name, room) for name in names], [_cut_within(name, room) for name in names]
+    return middles if len(set(middles)) > len(set(ends)) else ends
+
+
+def _cut_within(text: str, room: int) -> str:
+    """The text, or as much of its beginning and of its end as fits around an ellipsis."""
+    if cell_len(text) <= room:
+        return text
+    end = text
+    while cell_len(end) > room // 2:
+        end = end[1:]
+    return cut(text, room - cell_len(end)) + end
 
 
 def _padded(cell: str, wide: int, left: bool) -> str:

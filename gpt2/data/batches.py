@@ -7,11 +7,11 @@ x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -87,15 +87,20 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | str |
 
 def _doubts(name: str, source: Path, corpus: Shards) -> tuple[str, ...]:
     """A warning where tokens are not those of the known corpus of that name, or nothing tells that."""
-    known = KNOWN[name]
     if source.is_file():
-        return () if corpus.sha256 == known.tokens_sha256 else (not_the_known(name),)
+        return () if corpus.sha256 == KNOWN[name].tokens_sha256 else (not_the_known(name),)
     if (index := read_index(source)) is None:
         untold = f"{source} has no index.json, so nothing tells that it holds the known {name}"
         return (f"{untold}; compare losses with care",)
-    texts = [sha256 for _, sha256 in index.corpus["files"] if isinstance(sha256, str)]
+    return (not_the_known(name),) if differs_from_known({**index.corpus, "corpus": name}) else ()
+
+
+def differs_from_known(source: Mapping[str, Any]) -> bool:
+    """Return whether a Documents.source has the name of a known text but other content."""
+    known = KNOWN.get(source["corpus"]) if "corpus" in source else None
     # Older versions kept sizes instead.
-    return () if texts in ([], [known.text_sha256]) else (not_the_known(name),)
+    texts = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]
+    return known is not None and texts not in ([], [known.text_sha256])
 
 
 def not_the_known(name: str) -> str:

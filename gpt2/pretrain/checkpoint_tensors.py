@@ -58,7 +58,7 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
     except FAILURES as error:
         if part and distributed.rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
-        mended = "; make room there, or choose another --out"
+        mended = "; mend that, or choose another --out"
         with contextlib.suppress(OSError):  # of the disk that has just failed
             if before := folders(folder.parent):
                 mended = f"; once that is mended, --resume goes on from {before[-1].name}"

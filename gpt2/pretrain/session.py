@@ -246,7 +246,7 @@ class Session(Iterator[Event]):
             evaluating = self._evaluating_seconds if any(map(self.evaluations.due, following)) else 0.0
             saving = self._saving_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (evaluating + saving) > limit:
-                self._end_of_time(limit)
+                self._end_of_time(limit, 1.5 * saving)
         return bool(self._asked_to_end)
 
     def _cannot_go_on(self) -> bool:
@@ -254,13 +254,15 @@ class Session(Iterator[Event]):
         limit = self.options.seconds
         saving = 1.5 * self._saving_seconds if self._taken else 0.0  # there is nothing to keep yet
         if limit is not None and time.monotonic() - self._begun + saving > limit:
-            self._end_of_time(limit)
+            self._end_of_time(limit, saving)
         return bool(self._asked_to_end)
 
-    def _end_of_time(self, limit: float) -> None:
-        kept = 1.5 * self._saving_seconds
-        only = f"there is time left for a checkpoint only, for which {kept:.0f} seconds are kept"
-        self.end(f"of this leg's {limit / 3600:.3g} hours {only}")
+    def _end_of_time(self, limit: float, kept: float) -> None:
+        """kept: seconds that are kept for checkpoints."""
+        why = f"of this leg's {limit / 3600:.3g} hours there is time left for a checkpoint only"
+        if kept > limit:
+            why = f"{kept:.0f} seconds are kept for a checkpoint, more than the {limit:.0f} of this leg"
+        self.end(why)
 
     def _rescue(self) -> None:
         """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""

@@ -73,7 +73,10 @@ class Comparison:
     """Lines about machine, software and task, torch first."""
     pairs: tuple[Pair, ...]
     fastest: Pair | None
-    """The fastest rung of each side, whatever it switches on; None where a rung is named or tasks differ."""
+    """The fastest rung of each side where they differ in what they switch on, and both rank.
+
+    None where a rung is named.
+    """
     unpaired: tuple[str, ...]
     """Lines about rungs without a partner: those that both sides name, and those of one side alone."""
 
@@ -138,7 +141,7 @@ def compare(first: Side, other: Side) -> Comparison:
 
 def _fastest(first: Side, other: Side) -> Pair | None:
     a, b = first.board.fastest, other.board.fastest
-    if first.rung or other.rung or a is None or b is None:
+    if first.rung or other.rung or a is None or b is None or _setup(a) == _setup(b):
         return None
     pair = _pair(first, a, other, b)
     return None if pair.not_ranked else pair
@@ -146,9 +149,12 @@ def _fastest(first: Side, other: Side) -> Pair | None:
 
 def _unpaired(first: Side, a: Sequence[Row], other: Side, b: Sequence[Row]) -> Iterator[str]:
     """What became of the rungs that are no pair; climbs that chose otherwise have many of equal name."""
+    if first.rung or other.rung:
+        return
     names = [row.rung for row in a], [row.rung for row in b]
     if common := [name for name in names[0] if name in names[1]]:
-        yield f"Not compared, as their settings differ: {listed(common)}."
+        both = f"{first.letter} and {other.letter}"
+        yield f"Not compared, as their settings differ between {both}: {listed(common)}."
     for side, own in ((first, names[0]), (other, names[1])):
         if alone := [name for name in own if name not in common]:
             yield f"Only in {side.letter}: {listed(alone)}."

@@ -103,14 +103,15 @@ def keeps(board: Scoreboard) -> str:
         return ""
     if any(row.status == NOT_CARRIED for row in board.rows):
         return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
-    return "Each rung adds its change to those above it."
+    ours = " of ours" if any(row.external for row in board.rows) else ""
+    return f"Each rung{ours} adds its change to those above."
 
 
 def _legend(board: Scoreboard) -> Iterator[str]:
     """What a rung keeps, and what intervals, the noise and a verdict mean."""
     if kept := keeps(board):
         passed = any(row.status == "inert" for row in board.taken[:-1])
-        yield f"{kept[:-1]}; each is compared with the last that counts." if passed else kept
+        yield f"{kept[:-1]}; each is compared with the last with an effect." if passed else kept
     if any(row.tps and row.tps.low is not None for row in board.taken):
         yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
@@ -192,6 +193,7 @@ def _table(board: Scoreboard, *, terminal: bool = True, intervals: bool = True) 
         instead=_in_place,
         mark=lambda row: mark(row, board),
         narrow=_table(board, intervals=False) if terminal and intervals else None,
+        narrow_for="over first",
     )
 
 

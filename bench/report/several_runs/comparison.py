@@ -35,7 +35,6 @@ from bench.report.one_run.tables import TOKENS
 from bench.report.several_runs.tables import derived_note, ranks_note
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title
-from bench.stats import Verdict
 
 BETWEEN_RUNS = (
     "Ratios between runs are of means over rounds, with Welch's interval. They cover how rounds of one run "
@@ -49,14 +48,13 @@ MatchedRow = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
 
 
-VERDICTS: dict[Verdict | None, str] = {
+VERDICTS = {
     "faster": "faster",
     "slower": "slower",
     "same": "with no difference",
     "unclear": "unclear",
-    None: "without a verdict",
 }
-"""How rungs of a verdict are counted in a sentence."""
+"""How rungs of a verdict are counted in a sentence; all others are without one."""
 
 
 def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
@@ -155,27 +153,33 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
 
 def _answer(comparison: Comparison) -> str:
     """What the comparison comes to, in a sentence or two."""
-    said = f"{comparison.other.letter} over {comparison.first.letter}: {_compared(comparison)}."
-    if (best := comparison.fastest) and comparison.unpaired:
-        said += f" Fastest over fastest, of unlike settings: {judged_briefly(best.tps, best.verdict)}."
+    said = f"{comparison.other.letter} over {comparison.first.letter}: {_compared(comparison.pairs)}."
+    if best := comparison.fastest:
+        unlike = "settings"
+        if best.first.tokens_per_step != best.other.tokens_per_step:
+            unlike += " and tokens per step"
+        said += f" Fastest over fastest, of unlike {unlike}: {judged_briefly(best.tps, best.verdict)}."
     return said
 
 
-def _compared(comparison: Comparison) -> str:
-    """The speed-ups of the rungs that have a partner, in words."""
-    ranked = [pair for pair in comparison.pairs if pair.tps]
-    if not ranked:
-        return "no rung in common"
+def _compared(pairs: Sequence[Pair]) -> str:
+    """The speed-ups of the rungs of equal settings, in words."""
+    if not pairs:
+        return "no rung of equal settings"
+    ranked = [pair for pair in pairs if pair.tps]
+    absent = len(pairs) - len(ranked)
+    without = f"; {absent} not ranked" if absent and ranked else ""
     if len(ranked) == 1:
         (pair,) = ranked
-        only = ", the only one of equal settings" if comparison.unpaired else ""
-        return f"{judged_briefly(pair.tps, pair.verdict)} at rung {_names((pair.first, [pair]))}{only}"
-    counts = Counter(pair.verdict for pair in ranked)
-    told = [f"{counts[verdict]} {word}" for verdict, word in VERDICTS.items() if counts[verdict]]
-    alike = " of equal settings" if comparison.unpaired else ""
+        return f"{judged_briefly(pair.tps, pair.verdict)} at rung {_names((pair.first, [pair]))}{without}"
+    if not ranked:
+        return f"{plural(len(pairs), 'rung')} of equal settings, of which none ranks"
+    counts = Counter(VERDICTS.get(pair.verdict or "", "without a verdict") for pair in ranked)
+    told = [f"{counts[word]} {word}" for word in (*VERDICTS.values(), "without a verdict") if counts[word]]
     ratios = [pair.tps.value for pair in ranked if pair.tps]
-    between = f"speed-ups from {times(min(ratios))} to {times(max(ratios))}"
-    return f"{', '.join(told)} of {len(ranked)} rungs{alike}; {between}"
+    ends = " to ".join(dict.fromkeys((times(min(ratios)), times(max(ratios)))))
+    between = f"speed-ups {'from ' if ' to ' in ends else 'of '}{ends}"
+    return f"{', '.join(told)} of {len(ranked)} rungs{without}; {between}"
 
 
 def _names(line: MatchedRow) -> str:

@@ -112,7 +112,7 @@ class Documents:
     @property
     def warnings(self) -> list[str]:
         """Warnings about this corpus for the user."""
-        found = [batches.not_the_known(self.name)] if differs_from_known(self.source) else []
+        found = [batches.not_the_known(self.name)] if batches.differs_from_known(self.source) else []
         found += [f"left out: {self.left_out}"] * bool(self.left_out)
         by_content: dict[str, list[str]] = {}
         for name, sha256 in self.source["files"]:
@@ -245,14 +245,6 @@ def open_documents(
         files, origin = hub_files(own_name, repository, config or None, split, revision)
         return Documents(own_name, split, files, text_column, origin)
     raise _unknown(name)
-
-
-def differs_from_known(source: Mapping[str, Any]) -> bool:
-    """Return whether a Documents.source has the name of a known text but other content."""
-    known = batches.KNOWN.get(source["corpus"]) if "corpus" in source else None
-    # Older versions kept sizes instead.
-    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]
-    return known is not None and told not in ([], [known.text_sha256])
 
 
 def shared_files(training: Mapping[str, Any], validation: Mapping[str, Any]) -> list[str]:

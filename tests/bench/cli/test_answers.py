@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,12 +137,36 @@ def test_an_answer_is_shown_as_it_was_looked_at_and_no_wider_than_the_terminal(n
         check_golden(f"{name}-{width}", shown)
 
 
-def test_runs_chained_from_a_baseline_begin_with_the_fastest_of_all() -> None:
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_runs_chained_from_a_baseline_begin_with_the_fastest_of_all(width: int) -> None:
     boards, _ = load_boards([Path(ZEN3_CLIMB), Path(ZEN4_CLIMB)])
     chain = build_chain(boards, load_baseline(f"{ZEN3_CLIMB}:baseline"))
-    first, *others = map(str, short(assemble(boards, chain=chain), 100))
-    assert first.endswith("batch of 4 on amd-epyc-25-17-1-x2, 422 tokens/s.")
-    assert others.index("From one baseline: 2 runs chained") > 0
+    lines = [str(line) for line in short(assemble(boards, chain=chain), width)]
+    fastest = "batch of 4 on amd-epyc-25-17-1-x2, 422 tokens/s."
+    chained = lines.index("From one baseline: 2 runs chained")
+    assert fastest in " ".join(lines[:3])
+    assert any(line.startswith("  baseline ") or "  baseline  " in line for line in lines[chained:])
+
+
+def test_a_table_without_a_row_has_no_line_but_a_head() -> None:
+    lines, about = table(name=[], first=[]).to_lines(60)
+    assert ([line.plain for line in lines], about) == ([""], [])
+
+
+def test_names_that_would_look_alike_are_cut_in_the_middle_by_the_room_that_they_take() -> None:
+    wide = "中文名字很長很長很長很長很長"
+    names = ["nanoGPT compiled with jemalloc", "nanoGPT compiled with AdamW", f"{wide}甲", f"{wide}乙"]
+    lines = [line.plain.strip() for line in table(name=names, first=["1"] * 4).to_lines(24)[0][1:]]
+    assert [line.split("…")[1].split() for line in lines[:2]] == [["th", "jemalloc"], ["with", "AdamW"]]
+    assert [line.count("…") for line in lines] == [1] * 4
+    assert len(set(lines)) == 4
+
+
+def test_the_narrow_form_stands_where_there_is_no_room_for_a_column() -> None:
+    whole, narrow = (table(name=["a"], wanted=["3"], gain=[gain]) for gain in ("1.00x ±10% unclear", "1.00x"))
+    whole = replace(whole, narrow=narrow, narrow_for="wanted")
+    shown = [whole.to_lines(width)[0][1].plain.split() for width in (60, 24, 12)]
+    assert shown == [["a", "3", "1.00x", "±10%", "unclear"], ["a", "3", "1.00x"], ["a"]]
 
 
 def table(**columns: list[str]) -> Table:

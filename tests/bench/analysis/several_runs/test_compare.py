@@ -86,6 +86,25 @@ def test_the_fastest_rungs_of_two_runs_are_compared_whatever_they_switch_on(tmp_
     assert compared(f"{first}:a", f"{second}:sdpa").fastest is None
 
 
+def answer(*names: object) -> str:
+    return comparison_brief([compared(*names)]).answer[0]
+
+
+def test_rungs_without_a_verdict_and_those_that_do_not_rank_are_counted_in_the_answer(tmp_path: Path) -> None:
+    first = run_of(tmp_path / "a.jsonl")
+    assert answer(first, run_of(tmp_path / "two.jsonl", AFTER[:2])) == (
+        "B over A: 2 without a verdict of 2 rungs; speed-ups of 1.11x."
+    )
+    append(tmp_path / "b.jsonl", record("a", 0, toggles=CUDA, measurement=measurement(2000.0)))
+    append(tmp_path / "b.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
+    assert answer(first, tmp_path / "b.jsonl").startswith("B over A: 2.00x at rung a; 1 not ranked.")
+    append(tmp_path / "c.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
+    none = answer(first, tmp_path / "c.jsonl")
+    assert none == "B over A: 1 rung of equal settings, of which none ranks."
+    append(tmp_path / "d.jsonl", record("d", toggles=replace(CUDA, adamw="foreach")))
+    assert answer(first, tmp_path / "d.jsonl").startswith("B over A: no rung of equal settings.")
+
+
 def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says_so(tmp_path: Path) -> None:
     path = run_of(tmp_path / "a.jsonl")
     residual = replace(BF16, residual="bfloat16")

@@ -242,7 +242,7 @@ def test_peers_of_two_runs_are_paired_by_their_command() -> None:
     assert found.pairs[1].loss_differs is None
     eager = External(peer="nanogpt", version=None, command="python train.py --compile=False")
     found = compare(Side(letter="A", board=first), Side(letter="B", board=board(1600.0, external=eager)))
-    assert found.unpaired == ("Not compared, as their settings differ: nanoGPT.",)
+    assert found.unpaired == ("Not compared, as their settings differ between A and B: nanoGPT.",)
 
 
 def test_only_a_peer_s_record_may_lack_what_we_look_for() -> None:

@@ -213,7 +213,7 @@ def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
 
 def test_a_ladder_says_what_its_rungs_keep() -> None:
     kept = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0))
-    assert "Each rung adds its change to those above it. " in text(kept)
+    assert "Each rung adds its change to those above. " in text(kept)
 
 
 def test_a_quick_run_of_too_few_rounds_says_for_how_long_three_would_take() -> None:

@@ -201,6 +201,20 @@ def test_an_interrupted_run_and_a_busy_machine_are_said() -> None:
     assert "load average up to 17.0 on 8 cores" in text
 
 
+def test_a_run_that_was_cut_within_a_round_and_resumed_to_its_end_is_not_interrupted() -> None:
+    """Where time is short the first rung is run again in the round that was cut in two alone."""
+    protocol = {**record().protocol, "control": "last", "repeats": 3}
+    records = [record("a", 0, 1, protocol=protocol)]
+    records.append(record("a", 0, 1, kind="control", protocol=protocol, session="2"))
+    for n in (1, 2, 3):
+        records += [record("a", 0, n, protocol=protocol, session="2")] if n > 1 else []
+        records += [
+            record("b", 1, n, kind=kind, protocol=protocol, session="2") for kind in ("cumulative", "control")
+        ]
+    assert not scoreboard(records).interrupted
+    assert scoreboard(records[:-1]).interrupted
+
+
 def test_an_interrupted_bench_quick_is_measured_anew_for_it_cannot_be_resumed() -> None:
     board = scoreboard([record(ladder="quick"), record("b", 1, status="interrupted", ladder="quick")])
     assert warnings(board)[0] == "the run was interrupted in round 1 of 1; bench quick measures all anew"
