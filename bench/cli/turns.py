@@ -158,11 +158,13 @@ def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int, environment:
         for status, names in (("unsupported", part.unsupported), ("failed", part.failed))
         for name, why in names.items()
     ]
+    references = {pair.over for pair in pairs}
+    reference = references.pop() if len(references) == 1 else "reference"
     columns: list[Column[Any]] = [
         Column("rung", lambda row: row[0] if isinstance(row, tuple) else row.rung, words=True),
         Column("tokens/s", lambda pair: speed(pair.tokens_per_second)),
         Column("over", lambda pair: pair.over, words=True, drop=5),
-        Column("reference", lambda pair: speed(pair.over_tokens_per_second), drop=3),
+        Column(reference, lambda pair: speed(pair.over_tokens_per_second), drop=3),
         Column("speed-up", lambda pair: judged_briefly(pair.ratio, pair.verdict)),
         Column("noise", lambda pair: whole_percent(floors[id(pair)], "±"), drop=4),
         Column("starts", lambda pair: len(pair.starts), drop=1),

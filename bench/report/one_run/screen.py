@@ -57,6 +57,7 @@ from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, pr
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title, task_title
 from bench.stats import LOUD, clearly_ahead, paired_ratio
+from gpt2.config.toggles import Toggles
 
 BAR_COLUMNS = 10
 FEW, SOME = 4, 12
@@ -278,6 +279,7 @@ def findings(
         time += f", {number(price * hours_to_10b(best.mean_tps))} at {price:g} per hour"
     if board.swept:
         yield f"{time}."
+        yield from _in_common(board)
     else:
         yield f"{fastest_in_words(board, best)}. {time}."
         yield from _switched_on(board, best, settings=settings)
@@ -303,6 +305,14 @@ def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[st
         changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
         if changed and row.tps and not row.external:
             yield f"Settings of {plain(row.rung)}: {', '.join(changed)}."
+
+
+def _in_common(board: Scoreboard) -> Iterator[str]:
+    """What all rows of a sweep switch on."""
+    toggles, swept = board.rows[0].toggles, swept_toggles(board)
+    changed = [name for name in varying(Toggles(device=toggles.device), toggles) if name not in swept]
+    if changed:
+        yield f"Settings of all rows: {', '.join(f'{name}={getattr(toggles, name)}' for name in changed)}."
 
 
 def _left_out(board: Scoreboard) -> Iterator[str]:

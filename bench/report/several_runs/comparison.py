@@ -158,7 +158,7 @@ def _answer(comparison: Comparison) -> str:
         unlike = "settings"
         if best.first.tokens_per_step != best.other.tokens_per_step:
             unlike += " and tokens per step"
-        said += f" Fastest over fastest, of unlike {unlike}: {judged_briefly(best.tps, best.verdict)}."
+        said += f" Fastest over fastest, of unlike {unlike}: {judged_briefly(best.tps, None)}."
     return said
 
 
