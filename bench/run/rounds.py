@@ -119,7 +119,8 @@ class Rounds(Schedule):
         next_round = self.seconds_left(repetition + 1, repetition + 1) or 0.0
         if next_round <= limit.allows(repetition):
             return False
-        plan = f"{repetition} of {plural(self.planned_rounds, 'round')} done"
+        planned = max(repetition, self.planned_rounds)  # a run that is resumed may have had more
+        plan = f"{repetition} of {plural(planned, 'round')} done"
         note(f"{plan}: no time for another of about {duration(next_round)}")
         return True
 

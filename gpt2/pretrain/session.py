@@ -272,7 +272,12 @@ class Session(Iterator[Event]):
 
     def _save(self) -> None:
         start = time.monotonic()
-        self.data.batches.check_unchanged()  # or the checkpoint would hold what nobody can tell
+        try:
+            self.data.batches.check_unchanged()  # or the checkpoint would hold what nobody can tell
+        except DataError as error:
+            before = folders(self.options.checkpoints)
+            on = f"; once it is as it was, --resume goes on from {before[-1].name}" if before else ""
+            raise DataError(f"{error}; no checkpoint was written of the last steps{on}") from None
         training = self.training
         evaluated, place = self._evaluated_at == training.number, self.data.batches.state(training.number)
         folder = step_folder(self.options.checkpoints, training.number)

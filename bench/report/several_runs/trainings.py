@@ -250,8 +250,11 @@ def _training_loss(run: LongRun) -> float | None:
 
 
 def _validation_loss(run: LongRun) -> str | None:
-    vals = run.of("val")
-    return f"{loss(loss_of(vals[-1]))} ({vals[-1].values['corpus']})" if vals else None
+    if not (vals := run.of("val")):
+        return None
+    last, steps = vals[-1], run.of("step")
+    earlier = f", step {last.step:,}" if steps and last.step < steps[-1].step else ""
+    return f"{loss(loss_of(last))} ({last.values['corpus']}{earlier})"
 
 
 LEARNT: list[Column[LongRun]] = [

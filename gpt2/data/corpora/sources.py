@@ -334,6 +334,7 @@ def _kind(name: str, files: Sequence[str]) -> str:
         named = " (JSON Lines, an object on each line, are to be named .jsonl)"
         hint = named if names[0].endswith((".json", ".ndjson")) else ""
         hint = " (unpack it first)" if names[0].endswith((".gz", ".bz2", ".xz", ".zst", ".zip")) else hint
+        hint = " (shards are given by their folder)" if names[0].endswith(".bin") else hint
         raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")

@@ -1149,6 +1149,22 @@ def test_validation_on_the_very_text_that_is_trained_on_is_told(
     assert any(note.startswith("a.txt: trained on and validated on") for note in found)
 
 
+def test_a_streamed_file_that_changes_ends_the_run_and_names_the_checkpoint_that_is_kept(
+    tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("To be, or not to be. " * 2000)
+    few = {"evaluation": {"val_every": 0, "sample_every": 0}, "checkpoints": {"every": 2}}
+    run = tiny_run(steps=8, workload={"model": "mini", "data": "a"}, **few)
+    it = session(run, tmp_path / "run", source=Source(path=text, stream=True))
+    while next(it).step < 3:
+        continue
+    text.write_text("Or not to be. " * 3000)
+    with pytest.raises(DataError, match=r"changed while it was read.*, --resume goes on from step-00000002"):
+        list(it)
+    assert [each.name for each in folders(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+
+
 @pytest.mark.parametrize(("spared", "told"), [(500, True), (2000, False)])
 def test_validation_on_first_tokens_that_another_preparation_trains_on_is_told(
     spared: int, told: bool, tmp_path: Path, own_cache: Path, vocabulary: None

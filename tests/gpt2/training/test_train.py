@@ -89,6 +89,13 @@ def test_batches_of_another_size_than_the_toggles_take_are_refused() -> None:
         micro_batches(batches, Toggles(micro_batch_size=2, grad_accum_steps=3))
 
 
+def test_several_processes_that_were_not_joined_are_refused_with_what_starts_them() -> None:
+    with pytest.raises(
+        ConfigError, match=r"world_size=2 takes as many processes.*; gpt2 train and bench run"
+    ):
+        train(WORKLOAD, replace(FOUR, world_size=2), Cpu(), [])
+
+
 def test_micro_batches_of_another_shape_than_a_step_s_tokens_are_counted_by_are_refused() -> None:
     shorter = torch.zeros(FOUR.sequences, WORKLOAD.seq_len // 2, dtype=torch.int64)
     training = train(WORKLOAD, FOUR, Cpu(), [(shorter, shorter)])

@@ -249,11 +249,17 @@ def test_metrics_in_another_encoding_are_named(tmp_path: Path) -> None:
 def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
     losses: list, lowest: str, tmp_path: Path
 ) -> None:
-    vals = [val(n, loss, "c") for n, loss in enumerate(losses)]
+    vals = [val(n, loss, "c") for n, loss in enumerate(losses, 1)]
     (run,) = load([written(tmp_path / "mine", LEG, step(1), *vals)])
     row = tables([run])[0].cells[0]
     assert row[-2] == ("not finite (c)" if losses[-1] is None else f"{losses[-1]:.4f} (c)")
     assert row[-1] == lowest
+
+
+def test_a_validation_loss_of_an_earlier_step_than_the_last_names_its_step(tmp_path: Path) -> None:
+    """As where the last line of the metrics, the last validation's, was not wholly written."""
+    (run,) = load([written(tmp_path / "mine", LEG, step(1), val(1, 3.0, "c"), step(2))])
+    assert tables([run])[0].cells[0][-2] == "3.0000 (c, step 1)"
 
 
 @pytest.mark.parametrize(
