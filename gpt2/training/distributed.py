@@ -34,6 +34,13 @@ class RanksError(GPT2Error):
     """The ranks that were asked for cannot meet; the message says why, and what to do."""
 
 
+def require_group(toggles: Toggles) -> None:
+    """Raise RanksError where several processes are to train together and none has joined a group."""
+    if toggles.processes > 1 and not torch.distributed.is_initialized():
+        joined = f"world_size={toggles.world_size} takes as many processes, joined in a group"
+        raise RanksError(f"{joined}; gpt2 train and bench run start them")
+
+
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     """Join the ranks that train together, and yield this process's rank.

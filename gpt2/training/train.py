@@ -160,14 +160,12 @@ def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterabl
 
     `batches` yields grad_accum_steps micro-batches per step (see micro_batches); one of another shape than
     the workload and the toggles make raises ConfigError, and so do toggles whose step is not of
-    workload.tokens_per_step, and several processes without a process group (see
-    distributed.process_group). The model is built before this returns.
+    workload.tokens_per_step. Raises RanksError where several processes were not joined. The model is built
+    before this returns.
     """
     taken, wanted = toggles.tokens_per_step(workload.seq_len), workload.tokens_per_step
     if wanted not in (None, taken):
         what = f"workload.tokens_per_step is {wanted:,}, and these toggles take steps of {taken:,}"
         raise ConfigError(f"{what}; give the toggles through gpt2.config.toggles.resolve(workload, toggles)")
-    if toggles.processes > 1 and not torch.distributed.is_initialized():
-        joined = f"world_size={toggles.world_size} takes as many processes, joined in a group"
-        raise ConfigError(f"{joined}; gpt2 train and bench run start them")
+    distributed.require_group(toggles)
     return Training(workload, toggles, device, batches)

@@ -21,6 +21,7 @@ from gpt2.config.workload import Workload
 from gpt2.data.batches import Batches, open_corpus
 from gpt2.device import Cpu
 from gpt2.model.model import ATTENTION, by_heads
+from gpt2.training.distributed import RanksError
 from gpt2.training.train import Step, micro_batches, train
 
 STEPS = 8
@@ -90,9 +91,7 @@ def test_batches_of_another_size_than_the_toggles_take_are_refused() -> None:
 
 
 def test_several_processes_that_were_not_joined_are_refused_with_what_starts_them() -> None:
-    with pytest.raises(
-        ConfigError, match=r"world_size=2 takes as many processes.*; gpt2 train and bench run"
-    ):
+    with pytest.raises(RanksError, match=r"world_size=2 takes as many processes.*; gpt2 train and bench run"):
         train(WORKLOAD, replace(FOUR, world_size=2), Cpu(), [])
 
 

@@ -216,7 +216,7 @@ def test_a_peer_that_is_left_of_an_interrupted_round_gets_a_control_to_be_held_t
     schedule = Schedule(ladder, ladder.rungs)
     schedule.resume([record("a")])
     tasks = [(task.kind, task.rung.name) for task in schedule.round(1)]
-    assert tasks == [("external", "n"), ("control", "a")]
+    assert tasks == [("control", "a"), ("external", "n")]
 
 
 def test_a_peer_without_its_variable_is_missing_with_what_to_do(
