@@ -170,8 +170,9 @@ class Table:
         widths, _ = self._fit(columns, width, names_are_cut=True)
         if self.narrow and self.narrow_for not in [self.titled[place].title for place in widths]:
             return self.narrow.to_lines(width)
-        for place in filter(widths.__contains__, range(self.names)):
-            columns[place] = _told_apart(columns[place], widths[place])
+        for place, wide in widths.items():
+            if place < self.names:
+                columns[place] = _told_apart(columns[place], wide)
         lines = []
         for line, mark in enumerate(["", *self._marks]):
             cells = [

@@ -8,7 +8,7 @@ At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
@@ -302,9 +302,9 @@ def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[st
     rows = board.taken
     shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
-        changed = [f"{name}={getattr(row.toggles, name)}" for name in varying(rows[0].toggles, row.toggles)]
+        changed = varying(rows[0].toggles, row.toggles)
         if changed and row.tps and not row.external:
-            yield f"Settings of {plain(row.rung)}: {', '.join(changed)}."
+            yield f"Settings of {plain(row.rung)}: {_values(row.toggles, changed)}."
 
 
 def _in_common(board: Scoreboard) -> Iterator[str]:
@@ -312,7 +312,11 @@ def _in_common(board: Scoreboard) -> Iterator[str]:
     toggles, swept = board.rows[0].toggles, swept_toggles(board)
     changed = [name for name in varying(Toggles(device=toggles.device), toggles) if name not in swept]
     if changed:
-        yield f"Settings of all rows: {', '.join(f'{name}={getattr(toggles, name)}' for name in changed)}."
+        yield f"Settings of all rows: {_values(toggles, changed)}."
+
+
+def _values(toggles: Toggles, names: Iterable[str]) -> str:
+    return ", ".join(f"{name}={getattr(toggles, name)}" for name in names)
 
 
 def _left_out(board: Scoreboard) -> Iterator[str]:

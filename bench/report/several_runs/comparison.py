@@ -48,13 +48,9 @@ MatchedRow = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
 
 
-VERDICTS = {
-    "faster": "faster",
-    "slower": "slower",
-    "same": "with no difference",
-    "unclear": "unclear",
-}
-"""How rungs of a verdict are counted in a sentence; all others are without one."""
+COUNTED = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
+UNJUDGED = "without a verdict"
+"""How rungs of a verdict, and all others, are counted in a sentence."""
 
 
 def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
@@ -174,8 +170,8 @@ def _compared(pairs: Sequence[Pair]) -> str:
         return f"{judged_briefly(pair.tps, pair.verdict)} at rung {_names((pair.first, [pair]))}{without}"
     if not ranked:
         return f"{plural(len(pairs), 'rung')} of equal settings, of which none ranks"
-    counts = Counter(VERDICTS.get(pair.verdict or "", "without a verdict") for pair in ranked)
-    told = [f"{counts[word]} {word}" for word in (*VERDICTS.values(), "without a verdict") if counts[word]]
+    counts = Counter(COUNTED.get(pair.verdict or "", UNJUDGED) for pair in ranked)
+    told = [f"{counts[word]} {word}" for word in (*COUNTED.values(), UNJUDGED) if counts[word]]
     ratios = [pair.tps.value for pair in ranked if pair.tps]
     ends = " to ".join(dict.fromkeys((times(min(ratios)), times(max(ratios)))))
     between = f"speed-ups {'from ' if ' to ' in ends else 'of '}{ends}"
