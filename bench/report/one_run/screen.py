@@ -86,6 +86,9 @@ def screen(
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
         hints.append(f"{more}: bench report {in_shell(board.source)} --full")
+        if any(file.name != board.source.name for file in board.source.parent.glob("*.jsonl")):
+            folder = in_shell(board.source.parent)
+            hints.append(f"Other runs in its folder, of which one may be faster: bench report {folder}")
     shown = Brief(
         answer=answer,
         about=about,
@@ -171,7 +174,7 @@ def _table(board: Scoreboard, *, terminal: bool = True, intervals: bool = True) 
     rows = board.taken
     fastest = max((row.tps.value for row in rows if row.tps and why_not_counted(row) is None), default=0.0)
     share_title, share = share_of_limit(board)
-    about = _share_of(share_title, board)
+    about = "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if share_title == MFU else ""
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
     )
@@ -237,13 +240,6 @@ def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None
     if (best := board.fastest) and (most := limit_tps(board, best)):
         return OF_LIMIT, lambda row: row.tps and row.mean_tps / most
     return DERIVED_MFU, lambda row: row.mfu
-
-
-def _share_of(name: str, board: Scoreboard) -> str:
-    """What share_of_limit() is a share of; empty where its title, `name`, says so."""
-    if name == OF_LIMIT and board.fastest:
-        return f"{OF_LIMIT}: share of the limit below, which is that of {plain(board.fastest.rung)}."
-    return "MFU: share of the chip's dense bfloat16 peak, by its datasheet." if name == MFU else ""
 
 
 def why_not_counted(row: Row) -> str | None:
@@ -384,7 +380,7 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "matmuls, attention and AdamW alone, at their best rates"
+    of_what = "the fastest rung's matmuls, attention and AdamW at best rates"
     return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 

@@ -82,7 +82,7 @@ def test_a_ladder_of_eighteen_rungs_fits_forty_lines() -> None:
 
 def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out() -> None:
     board = board_of("choosing")
-    table, _, findings = text(board, 200).partition("\n\nof limit: ")
+    table, _, findings = text(board, 200).partition("\n\nFastest: ")
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())
@@ -320,3 +320,16 @@ def test_where_the_fastest_rung_s_format_was_not_measured_the_limit_s_absence_ha
 
 def test_a_rung_beyond_its_limit_has_a_word_on_why() -> None:
     assert "slower hour" in told(limited("float32", "bfloat16", flops_per_second=1e11), "Limit: ")
+
+
+def test_a_run_whose_folder_holds_others_says_where_these_are_shown(tmp_path: Path) -> None:
+    source = tmp_path / "alone" / "cpu-1.jsonl"
+    source.parent.mkdir()
+    source.write_text("")
+    board = replace(ladder(("a", EAGER, 100.0), ("b", BF16, 200.0)), source=source)
+    assert "Other runs" not in text(board)
+    source.with_name("turns-1.json").write_text("")
+    assert "Other runs" not in text(board)
+    source.with_name("quick-2.jsonl").write_text("")
+    said = f"Other runs in its folder, of which one may be faster: bench report {source.parent}"
+    assert said in " ".join(text(board).split())
