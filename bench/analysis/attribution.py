@@ -61,13 +61,13 @@ def agreement(gains: Sequence[Gain]) -> str:
     """Whether gains agree on the direction, in words for a table; empty where too little is known."""
     verdicts = {gain.verdict for gain in gains}
     if {"faster", "slower"} <= verdicts:
-        return "sign differs"
+        return "direction differs"
     if len(gains) < 2 or verdicts & {None, "not replicated", "no control"}:
         return ""
     signs = {gain.ratio.value > 1 for gain in gains if gain.ratio}
     if "unclear" in verdicts:
-        return "sign differs, unclear" if len(signs) > 1 and verdicts & {"faster", "slower"} else ""
-    return "sign differs, within noise" if len(signs) > 1 else "agree"
+        return "direction differs, unclear" if len(signs) > 1 and verdicts & {"faster", "slower"} else ""
+    return "direction differs, within noise" if len(signs) > 1 else "same direction"
 
 
 def attribution(board: Scoreboard) -> list[Attribution]:

@@ -226,3 +226,9 @@ def bound_of(board: Scoreboard, row: Row) -> Bound | None:
 def most_tokens_per_second(bound: Bound, tokens_per_step: int) -> float | None:
     """Tokens per second of all devices together, if each step took no longer than the bound."""
     return 1e3 * tokens_per_step / bound.total_ms if bound.total_ms is not None else None
+
+
+def limit_tps(board: Scoreboard, row: Row) -> float | None:
+    """Tokens per second of a rung whose step were matmuls, causal attention and AdamW's traffic alone."""
+    least, tokens = bound_of(board, row), row.tokens_per_step
+    return most_tokens_per_second(least, tokens) if least and tokens else None

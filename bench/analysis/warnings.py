@@ -18,6 +18,8 @@ BUSY = 2.0
 """Runnable processes per core before a process starts, above which something else must have been running."""
 SCATTER = 1.5
 """Ratio of the fastest to the slowest round of a rung, above which a mean of them says little."""
+MOST_NAMED = 6
+"""Processes that a warning names."""
 GC_SHARE = 0.01
 """Share of the window that Python's garbage collector may take before it is worth a warning."""
 
@@ -135,20 +137,14 @@ def disturbances(record: Record | Outcome) -> list[str]:
     return lines
 
 
-def _grouped(
-    records: Sequence[Record],
-    of: Callable[[Record], Sequence[str]],
-    which: Callable[[Sequence[Record]], str] = lambda those: "",
-) -> list[str]:
-    """One line for warnings that differ in numbers only, which become ranges.
-
-    of: the warnings of a record. which: names the records that have one, in words.
-    """
+def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -> list[str]:
+    """One line for warnings that differ in numbers only, which become ranges; of: those of a record."""
     warned = [(warning, place) for place, record in enumerate(records) for warning in of(record)]
     lines = []
     for alike in group_by(warned, lambda pair: NUMBER.sub("#", pair[0])).values():
         those = [records[place] for place in dict.fromkeys(place for _, place in alike)]
-        among = f" (in {len(those)} of {len(records)} processes{which(those)})" if len(records) > 1 else ""
+        which = _named(those) if len(those) < min(len(records), MOST_NAMED + 1) else ""
+        among = f" (in {len(those)} of {len(records)} processes{which})" if len(records) > 1 else ""
         lines.append(f"{_range([warning for warning, _ in alike])}{among}")
     return lines
 
@@ -170,7 +166,7 @@ def _named(records: Sequence[Record]) -> str:
 def disturbed(board: Scoreboard) -> list[str]:
     """A line for each kind of disturbance of a run's processes."""
     records = [record for record in board.records if record.begun]
-    return _grouped(records, disturbances, lambda those: _named(those) if len(those) < len(records) else "")
+    return _grouped(records, disturbances)
 
 
 def _range(alike: Sequence[str]) -> str:

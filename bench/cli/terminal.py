@@ -62,10 +62,11 @@ def console() -> Console:
 
 
 def print_parts(parts: Callable[[int], Iterable[RenderableType]]) -> None:
-    """Print on stdout what `parts` makes of the width of the terminal."""
+    """Print on stdout what `parts` makes of the width of the terminal, at once: `| head` may stop reading."""
+    from rich.console import Group
+
     terminal = console()
-    for part in parts(terminal.width):
-        terminal.print(part)
+    terminal.print(Group(*parts(terminal.width)))
 
 
 def print_brief(brief: Brief, *, full: bool = False) -> None:

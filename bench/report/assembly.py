@@ -104,7 +104,7 @@ def short(report: Report, width: int, *, notes: bool = False) -> list[Renderable
         return [part for table in report.published for part in table.to_terminal(width)]
     several = len(report.boards) > 1
     chains = report.opening[:-1] if several else report.opening
-    briefs = [overview_brief(report.boards)] if several else []
+    briefs = [overview_brief(report.boards, report.passed_over)] if several else []
     briefs += [Brief(answer=[t.title], about=t.first, table=t, notes=t.notes) for t in chains]
     return [part for n, brief in enumerate(briefs) for part in ([Text()] * bool(n) + brief.lines(width))]
 

@@ -204,7 +204,7 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Hover over a bar for its figures; click it for all that is known of its rung.";
+  at("said").textContent = "Point at a bar for its figures; click or tap it for all that is known of its rung.";
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
@@ -299,7 +299,7 @@ function trainers() {
   const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && other.task.join() === run.task.join() && has(other));
   if (!shown) {
     const others = [...data.runs.entries()].filter(([, other]) => has(other));
-    place.replaceChildren(element("p", `No run on this machine measured other trainers.${others.length ? " These runs on other machines did:" : ""}`));
+    place.replaceChildren(element("p", `No run of this model on this machine measured other trainers.${others.length ? " These runs did:" : ""}`));
     for (const [number, other] of others) {
       const button = element("button", other.title);
       button.type = "button";

@@ -15,6 +15,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.analysis.attribution import GAINS, Attribution, Gain, attribution
+from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
@@ -44,7 +45,6 @@ from bench.report.one_run.screen import (
     fastest_of_first_step,
     findings,
     keeps,
-    limit_tps,
     marks,
     share_of_limit,
     swept_toggles,
@@ -159,8 +159,8 @@ def _answer(board: Scoreboard, share: Share) -> Iterator[tuple[str, str]]:
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         same = ""
         if alike and alike.speedup:
-            step = f"{first_step_tokens(board):,} tokens per step, as {plain(board.rows[0].rung)} has"
-            same = f"; {plain(alike.rung)} {times(alike.speedup.value)} with {step}"
+            step = f"{first_step_tokens(board):,} tokens per step, as there"
+            same = f". With {step}: {times(alike.speedup.value)}, {plain(alike.rung)}"
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, of_row = share
     if most := limit_tps(board, best):

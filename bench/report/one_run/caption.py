@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import cache
 
+from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measured, measurements, without_batch
 from bench.analysis.scoreboard import Scoreboard
@@ -68,6 +69,10 @@ def _has_mfu(row: Row) -> bool:
 
 MATHS = MethodNote(
     "Maths is equal where only the rounding of matmuls differs from GPT-2 with float32 weights."
+)
+LIMIT = MethodNote(
+    "Of limit: share of the speed that the fastest rung would have if its matmuls, attention and AdamW ran "
+    "at the best rates measured, and all else took no time (bench roofline has that of each rung)."
 )
 
 
@@ -249,6 +254,8 @@ def _ceilings(board: Scoreboard) -> Iterator[str]:
             f"Measured ceiling of this {device}: {rates} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
+    if board.fastest and limit_tps(board, board.fastest):
+        yield LIMIT
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
             yield f"Measured ceiling: {status_word(record.status)}: {record.error.splitlines()[0]}"
@@ -275,7 +282,9 @@ def fastest_in_words(board: Scoreboard, best: Row, *, signs: bool = True) -> str
     if board.swept:
         first = "the first row" if signs else "the first candidate"
     times_first = f", {times(over.value)} over {first}" if over else ""
-    return f"Fastest: {speed_and_mark}{times_first}"
+    most = max(board.sound, key=lambda row: row.mean_tps)
+    by_mean = f" within rounds (by its mean {rung_and_speed(most)})" if over and most is not best else ""
+    return f"Fastest: {speed_and_mark}{times_first}{by_mean}"
 
 
 def rung_and_speed(row: Row) -> str:

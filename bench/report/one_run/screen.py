@@ -17,7 +17,7 @@ from statistics import median
 from rich.console import RenderableType
 
 from bench.analysis.attribution import attribution
-from bench.analysis.bound import bound_of, most_tokens_per_second
+from bench.analysis.bound import bound_of, limit_tps
 from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import group_by, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
@@ -39,6 +39,7 @@ from bench.format import (
     whole_percent,
 )
 from bench.ladder.ladder import AGAIN
+from bench.ladder.shipped import QUICK
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.one_run.caption import (
     certainty,
@@ -105,6 +106,8 @@ def keeps(board: Scoreboard) -> str:
     """Which changes of the rungs above it a rung keeps; empty for a sweep, whose rows are independent."""
     if board.swept:
         return ""
+    if board.ladder == QUICK:
+        return "Each rung has settings of its own."
     if any(row.status == NOT_CARRIED for row in board.rows):
         return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
     ours = " of ours" if any(row.external for row in board.rows) else ""
@@ -115,7 +118,7 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     """What a rung keeps, and what intervals, the noise and a verdict mean."""
     if kept := keeps(board):
         passed = any(row.status == "inert" for row in board.taken[:-1])
-        yield f"{kept[:-1]}; each is compared with the last with an effect." if passed else kept
+        yield f"{kept[:-1]}; each compared with the last that had an effect." if passed else kept
     if any(row.tps and row.tps.low is not None for row in board.taken):
         yield "±: 95 % interval."
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
@@ -278,7 +281,6 @@ def findings(
         yield from _in_common(board)
     else:
         yield f"{fastest_in_words(board, best)}. {time}."
-        yield from _switched_on(board, best, settings=settings)
     if len(board.sound) > 1:
         if alike := fastest_of_first_step(board, best):
             over = f", {judged_briefly(alike.speedup, None)}" if alike.speedup else ""
@@ -287,9 +289,12 @@ def findings(
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
                 yield f"Largest sure gains: {_gained(board, best)}."
-    yield _limit(board, best)
-    if spent := _most_spent(board, best):
+    spent = _most_spent(board, best)
+    if spent:
         yield f"The fastest rung's time: {', '.join(spent)}."
+    yield _limit(board, best, whose="its" if spent else "the fastest rung's")
+    if not board.swept:
+        yield from _switched_on(board, best, settings=settings)
     yield from _left_out(board)
 
 
@@ -329,20 +334,20 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried and left out, slower or no sure gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        ratio = f"{times(scout.ratio)}{_beside_noise(scout.floor)}, " if scout.ratio is not None else ""
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
-        names = plain(listed(scout.together))
-        yield f"Each alone within the noise, so tried together: {names}: {ratio}{came}."
+        if scout.ratio is not None:
+            came = f"{times(scout.ratio)} over none of them{_noise_of_try(scout.floor)}, so {came}"
+        yield f"Each within the noise when tried alone; all together {came}: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
-        yield f"Not possible on this machine, or with what was kept {why}: {listed(refused)}."
+        yield f"Not tried, as this machine or what was kept until then rules it out {why}: {listed(refused)}."
 
 
-def _beside_noise(floor: float | None) -> str:
+def _noise_of_try(floor: float | None) -> str:
     """The noise that a try had to exceed: another than the noise floor of the rounds."""
-    return f" with noise of {whole_percent(floor, '±')} in the tries" if floor is not None else ""
+    return f" (noise in the tries {whole_percent(floor, '±')})" if floor is not None else ""
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -351,12 +356,6 @@ def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
         return None
     alike = board.fastest_of([row for row in board.sound if not other_step(row, board)])
     return alike if alike is not board.rows[0] else None
-
-
-def limit_tps(board: Scoreboard, row: Row) -> float | None:
-    """Tokens per second of a rung whose step were matmuls, causal attention and AdamW's traffic alone."""
-    least, tokens = bound_of(board, row), row.tokens_per_step
-    return most_tokens_per_second(least, tokens) if least and tokens else None
 
 
 def most_gained(board: Scoreboard) -> list[Row]:
@@ -373,15 +372,15 @@ def most_gained(board: Scoreboard) -> list[Row]:
     return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
-def _limit(board: Scoreboard, best: Row) -> str:
-    """The fastest rung's limit and its share of that, or why it is not known."""
+def _limit(board: Scoreboard, best: Row, whose: str) -> str:
+    """The fastest rung's limit and its share of that, or why it is not known; whose: that rung in words."""
     if (most := limit_tps(board, best)) is None:
         least = bound_of(board, best)
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "the fastest rung's matmuls, attention and AdamW at best rates"
-    return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
+    of_what = "matmuls, attention and AdamW at the best rates measured"
+    return f"Limit: {number(most)} tokens/s ({reached}): {whose} {of_what}."
 
 
 def _gained(board: Scoreboard, best: Row) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.bound import limit_tps
 from bench.analysis.row import EQUAL, Row, memory_ratio, status_of
 from bench.analysis.run_records import by_round, measured, toggles_of
 from bench.analysis.scoreboard import Scoreboard
@@ -108,6 +109,7 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
     several = any(row.toggles.world_size > 1 for row in board.rows)
     peak = ", derived peak" if derived_peak(board) else ""
     measurements = {row.index: measured(board.records_of(row)) for row in board.rows}
+    limit = limit_tps(board, board.fastest) if board.fastest else None
     return [
         Column("Rung", lambda row: row.rung, words=True),
         Column("Changed", lambda row: ", ".join(row.changed) or None, words=True, drop=8),
@@ -151,6 +153,13 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
             lambda row: row.ceiling_share,
             percent,
             key="share_of_measured_ceiling",
+            drop=6,
+        ),
+        Column(
+            "Of limit",
+            lambda row: row.mean_tps / limit if row.tps and limit else None,
+            percent,
+            key="share_of_limit",
             drop=6,
         ),
         Column("", lambda row: (m := measurements[row.index]) and m.flops_per_token, key="flops_per_token"),

@@ -9,10 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, plural, times, tokens_per_second, verdict_word
-from bench.report.one_run.screen import DERIVED_MFU, MFU, OF_LIMIT, limit_tps, most_gained, share_of_limit
+from bench.report.one_run.screen import DERIVED_MFU, MFU, OF_LIMIT, most_gained, share_of_limit
 from bench.report.plots import style
 from bench.report.titles import machine_title
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict

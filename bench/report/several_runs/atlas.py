@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bench.analysis.run_records import group_by
@@ -14,6 +14,8 @@ from bench.report.table import Column, Table
 from bench.report.titles import machine_titles, task_title
 
 TITLE = "What helps on which hardware"
+MOST_NAMED = 6
+"""Changes that are named above the table."""
 
 
 def machines(boards: Sequence[Scoreboard]) -> dict[str, list[Scoreboard]]:
@@ -85,7 +87,7 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
         Column("Change from the rung before", lambda line: line.title, words=True),
         *map(gain, found.machines),
         *map(stated, found.published),
-        Column("Machines", lambda line: line.agreement, words=True),
+        Column("Direction", lambda line: line.agreement, words=True),
     ]
     notes = [
         "Tokens per second over the rung before, with the 95 % interval and the verdict; without a verdict "
@@ -99,7 +101,24 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
             "Published: measured by others with other code; only where batch and devices are stated and tell "
             "what changed. What a source tells by a name alone is left out."
         )
-    return Table(title=TITLE, columns=columns, rows=found.lines, notes=notes)
+    return Table(
+        title=TITLE, columns=columns, rows=found.lines, first=list(_surely(found.lines)), notes=notes
+    )
+
+
+def _surely(lines: Sequence[AtlasRow]) -> Iterator[str]:
+    """The changes that are surely faster on most machines, and those that are surely slower on any."""
+    for verdict in ("faster", "slower"):
+        sure = {
+            line.title: (count, len(line.cells))
+            for line in lines
+            if (count := sum(cell.verdict == verdict for cell in line.cells.values()))
+        }
+        most = sorted(sure, key=lambda title: -sure[title][0])[:MOST_NAMED]
+        named = "; ".join("{} (on {} of {})".format(title, *sure[title]) for title in most)
+        if named:
+            more = f" and {len(sure) - MOST_NAMED} more" if len(sure) > MOST_NAMED else ""
+            yield f"Surely {verdict}, on how many of the machines that ran it: {named}{more}."
 
 
 def parted(table: Table) -> tuple[Table, Table]:
@@ -107,4 +126,4 @@ def parted(table: Table) -> tuple[Table, Table]:
     shown = [line for line in table.rows if _has_room(line)]
     others = [line for line in table.rows if not _has_room(line)]
     title = f"{plural(len(others), 'more change')}, of one machine and not told from noise"
-    return replace(table, rows=shown), replace(table, title=title, rows=others, notes=())
+    return replace(table, rows=shown), replace(table, title=title, rows=others, first=(), notes=())

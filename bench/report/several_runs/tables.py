@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from bench.analysis.run_records import group_by
@@ -121,8 +121,11 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     )
 
 
-def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
-    """The fastest of several runs, and a line for each, which no terminal wraps."""
+def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboard] = ()) -> Brief:
+    """The fastest of several runs, and a line for each, which no terminal wraps.
+
+    passed_over: runs in whose place another of the same ladder is shown; the fastest of them is named.
+    """
     runs = [RunSummary(board, fastest_rung(board)) for board in boards]
     tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.board.task)
     answer = []
@@ -131,7 +134,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         best, most = by_speed(rungs)[0], max(rungs, key=lambda rung: rung.row.mean_tps)
         found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
-            found = f"{_where(most)}; of complete runs without a caveat: {found}"
+            found = f"{_where(most)}; of runs of {LEAST_ROUNDS} whole rounds without a caveat: {found}"
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
     columns: list[Column[RunSummary]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),
@@ -146,9 +149,26 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
     return Brief(
         answer=answer or [f"{plural(len(runs), 'run')}, none with a rung that is ok."],
         table=Table(title="", columns=columns, rows=runs, mark=lambda run: "" if run.board.sure else "?"),
-        findings=[*([] if all(run.board.sure for run in runs) else [unsure])],
+        findings=[
+            *([] if all(run.board.sure for run in runs) else [unsure]),
+            *_left_out(passed_over, [run.fastest for run in runs if run.fastest]),
+        ],
         hints=["One run: bench report FILE · all tables: --full"],
     )
+
+
+def _left_out(passed_over: Sequence[Scoreboard], shown: Iterable[RungView]) -> Iterator[str]:
+    """How many runs have no line, and which of them are faster than all that is shown of their machine."""
+    if not passed_over:
+        return
+    yield f"Left out, as another run of the same ladder is shown: {plural(len(passed_over), 'run')}."
+    most: dict[tuple[str, tuple[str, int]], float] = {}
+    for rung in shown:
+        key = rung.machine, rung.board.task
+        most[key] = max(most.get(key, 0.0), rung.row.mean_tps)
+    for rung in filter(None, map(fastest_rung, passed_over)):
+        if rung.row.mean_tps > most.get((rung.machine, rung.board.task), 0.0):
+            yield f"Faster than what is shown of its machine: {_where(rung)}: {rung.board.source}"
 
 
 def _rounds(run: RunSummary) -> str:

@@ -49,7 +49,7 @@ def test_three_answers_are_given_for_each_change() -> None:
     for found, expected in ((bf16, (2.0, 2.0, 4.0)), (sdpa, (1.1, 1.3, 1.1)), (fused, (2.0, 1.5, 2.0))):
         ratios = [gain.ratio.value for gain in (found.in_order, found.alone, found.last) if gain.ratio]
         assert [round(ratio, 6) for ratio in ratios] == list(expected)
-        assert found.agreement == "agree"
+        assert found.agreement == "same direction"
 
 
 def test_a_process_that_is_some_rung_already_is_found_there() -> None:
@@ -62,7 +62,7 @@ def test_a_process_that_is_some_rung_already_is_found_there() -> None:
 
 @pytest.mark.parametrize(
     ("tps", "verdict", "agreement"),
-    [(80.0, "slower", "sign differs"), (99.9, "same", "sign differs, within noise")],
+    [(80.0, "slower", "direction differs"), (99.9, "same", "direction differs, within noise")],
 )
 def test_a_sign_that_differs_is_flagged_and_said_to_be_within_the_noise_if_it_is(
     tps: float, verdict: str, agreement: str
@@ -77,7 +77,7 @@ def test_what_leans_against_a_sure_direction_is_flagged_and_what_is_all_unclear_
         leaning = Gain(ratio=Estimate(0.96, 0.88, 1.05, 5), verdict="unclear")
         return Attribution(rung="batch of 4", in_order=sure, alone=leaning, last=sure).agreement
 
-    assert agreement("faster", 1.4) == "sign differs, unclear"
+    assert agreement("faster", 1.4) == "direction differs, unclear"
     assert agreement("slower", 0.7) == ""
     assert agreement("unclear", 1.01) == ""
 
@@ -135,8 +135,10 @@ def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
 
 def test_the_table_stands_below_the_scoreboard_with_verdicts() -> None:
     text = to_markdown(board(80.0, 400.0))
-    (line,) = [line for line in text.splitlines() if line.startswith("| SDPA |") and "sign differs" in line]
-    told = "1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs"
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("| SDPA |") and "direction differs" in line
+    ]
+    told = "1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | direction differs"
     assert line == f"| SDPA | {told} |"
 
 

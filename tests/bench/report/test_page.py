@@ -172,7 +172,9 @@ def test_tables_over_all_runs_are_folded_until_they_are_opened_or_printed(shown:
 
 def test_a_run_without_other_trainers_says_so(shown: Any) -> None:
     shown.click("#tab-trainers")
-    assert shown.inner_text("#beside").strip() == "No run on this machine measured other trainers."
+    assert (
+        shown.inner_text("#beside").strip() == "No run of this model on this machine measured other trainers."
+    )
 
 
 def test_other_trainers_are_shown_of_another_run_on_the_same_machine(browser: Any, tmp_path: Path) -> None:

@@ -468,8 +468,8 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
     board = scoreboard(records)
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
-    said = "tried together: b, c, d: 1.08x with noise of ±3 % in the tries, kept."
-    assert f"Each alone within the noise, so {said}" in [*findings(board)]
+    said = "1.08x over none of them (noise in the tries ±3 %), so kept: b, c, d."
+    assert f"Each within the noise when tried alone; all together {said}" in [*findings(board)]
 
 
 def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: Ladder) -> None:
@@ -478,8 +478,8 @@ def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: L
     assert rungs_of_rounds(records) == ["a"]
     left_out = {row.rung: why_not_counted(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
-    said = "tried together: b, c, d: 1.03x with noise of ±3 % in the tries, left out."
-    assert f"Each alone within the noise, so {said}" in [*findings(scoreboard(records))]
+    said = "1.03x over none of them (noise in the tries ±3 %), so left out: b, c, d."
+    assert f"Each within the noise when tried alone; all together {said}" in [*findings(scoreboard(records))]
 
 
 def test_what_was_carried_above_those_that_are_tried_together_stays(ladder: Ladder) -> None:
@@ -642,8 +642,8 @@ def test_rungs_that_do_not_run_together_are_left_out_with_the_reason(ladder: Lad
     records = climb(ladder, run)
     assert rungs_of_rounds(records) == ["a"]
     assert exit_code(records) == 0
-    (said,) = [line for line in findings(scoreboard(records)) if "tried together" in line]
-    assert said.endswith(f"b, c, d: left out ({status_word(status)}).")
+    (said,) = [line for line in findings(scoreboard(records)) if "all together" in line]
+    assert said.endswith(f"; all together left out ({status_word(status)}): b, c, d.")
 
 
 TOGETHER = {

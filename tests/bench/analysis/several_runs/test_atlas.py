@@ -32,7 +32,7 @@ def test_one_change_on_two_machines_is_one_line_whatever_the_rungs_are_called() 
     gains = {title: (cell.ratio and cell.ratio.value, cell.verdict) for title, cell in line.cells.items()}
     assert gains == {"a": (pytest.approx(2.5), "faster"), "b": (pytest.approx(0.8), "slower")}
     assert line.differs
-    assert line.agreement == "sign differs"
+    assert line.agreement == "direction differs"
 
 
 def test_a_rung_that_changes_two_toggles_is_one_line_named_by_both() -> None:

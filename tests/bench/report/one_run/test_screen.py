@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from samples import measurement, record
 from shown import check_golden, to_markdown
 
+from bench.analysis.bound import limit_tps
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
@@ -19,7 +20,6 @@ from bench.records.machine import Ceiling, Matmul
 from bench.report.brief import MOST_NOTES
 from bench.report.one_run.screen import (
     findings,
-    limit_tps,
     screen,
     screen_markdown,
     share_of_limit,
@@ -86,9 +86,7 @@ def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out(
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())
-    tried, _, rest = words.partition("slower or no sure gain: ")[2].partition(
-        ". Not possible on this machine"
-    )
+    tried, _, rest = words.partition("slower or no sure gain: ")[2].partition(". Not tried, as this machine")
     cannot = rest.partition(": ")[2].partition(". ")[0].split(", ")
     named = {re.split(r" [\d.]+x", rung)[0] for rung in tried.split("; ")}
     assert named | {*cannot} == {row.rung.removesuffix(" (second try)") for row in board.rows} - {*rows}
@@ -226,6 +224,17 @@ def test_a_quick_run_of_too_few_rounds_says_for_how_long_three_would_take() -> N
     ]
     said = " ".join(text(scoreboard(runs)).split())
     assert "2 rounds give no interval; 3 do (bench quick --minutes 20)." in said
+
+
+def test_rungs_of_a_quick_run_are_not_said_to_stand_on_each_other() -> None:
+    """The best known settings are given whole: they need not have the usual ones."""
+    runs = [
+        record(name, n, ladder="quick", toggles=toggles)
+        for n, (name, toggles) in enumerate((("usual settings", BF16), ("best known", EAGER)))
+    ]
+    said = text(scoreboard(runs))
+    assert "Each rung has settings of its own." in said
+    assert "adds its change" not in said
 
 
 @pytest.mark.parametrize(

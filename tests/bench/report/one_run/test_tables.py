@@ -11,6 +11,7 @@ from rich.console import Console
 from samples import MACHINE, append, measurement, record, records_of
 from shown import to_markdown, to_terminal
 
+from bench.analysis.bound import limit_tps
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
@@ -21,7 +22,7 @@ from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import StoodStill
 from bench.records.record import Record, RecordError
 from bench.report.one_run.caption import caption
-from bench.report.one_run.screen import limit_tps, share_of_limit
+from bench.report.one_run.screen import share_of_limit
 from bench.report.one_run.tables import tables
 from bench.stats import LOUD, noise_floor
 from gpt2.config.toggles import Toggles
@@ -1116,3 +1117,14 @@ def test_a_record_that_names_no_device_was_of_the_default_one() -> None:
     derived = {"peak_flops_source": "derived from the clock", "peak_flops_kind": "derived"}
     known = known.model_copy(update={"measurement": measured.model_copy(update=derived)})
     assert any("the CPU's" in str(line) for line in caption(scoreboard([known])))
+
+
+def test_where_another_rung_has_more_tokens_per_second_on_average_the_fastest_is_so_within_rounds() -> None:
+    """In each round b is faster than a; but a was also run in a faster hour."""
+    a = [
+        record("baseline", 0, n, measurement=measurement(tps))
+        for n, tps in ((1, 100.0), (2, 300.0), (3, 900.0))
+    ]
+    b = [record("b", 1, n, measurement=measurement(tps)) for n, tps in ((1, 110.0), (2, 330.0))]
+    text = to_markdown(scoreboard([*a, *b]))
+    assert "Fastest: b, 191 tokens/s, 1.10x over baseline within rounds (by its mean baseline, 300" in text

@@ -24,7 +24,15 @@ from bench.report.folder import files
 from bench.report.one_run.tables import tables as board_tables
 from bench.report.published import tables as published_tables
 from bench.report.several_runs.atlas import machines
-from bench.report.several_runs.tables import hardware, mfu_context, overview, scaling, sizes, tables
+from bench.report.several_runs.tables import (
+    hardware,
+    mfu_context,
+    overview,
+    overview_brief,
+    scaling,
+    sizes,
+    tables,
+)
 from bench.report.table import Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
@@ -254,6 +262,17 @@ def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_run
     assert overview([FAST]) is None
 
 
+def test_a_run_left_out_that_is_faster_than_what_is_shown_of_its_machine_is_named() -> None:
+    slower, faster = board(("a", CUDA, 900.0), source="s"), board(("a", CUDA, 2e3), source="before.jsonl")
+    assert overview_brief([SLOW, FAST], [slower]).findings[1:] == [
+        "Left out, as another run of the same ladder is shown: 1 run."
+    ]
+    assert overview_brief([SLOW, FAST], [slower, faster]).findings[1:] == [
+        "Left out, as another run of the same ladder is shown: 2 runs.",
+        f"Faster than what is shown of its machine: a on {MACHINE.machine}, 2,000 tokens/s: before.jsonl",
+    ]
+
+
 def test_a_range_is_not_broken_over_lines() -> None:
     found = measurement(1e3, step_seconds=[4.741] * 40 + [5.126] * 10)
     shown = scoreboard([record(measurement=found)])
@@ -284,10 +303,15 @@ def two_machines() -> list[Scoreboard]:
 def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
     table = assemble(two_machines()).together[0]
     assert table.title == "What helps on which hardware"
-    assert table.head == ["Change from the rung before", "1 x quick", "1 x slow", "Machines"]
+    assert table.head == ["Change from the rung before", "1 x quick", "1 x slow", "Direction"]
     assert table.cells == [
-        ["autocast=bfloat16", "3.00x ±0.0%, faster", "0.80x ±0.0%, slower", "sign differs"],
+        ["autocast=bfloat16", "3.00x ±0.0%, faster", "0.80x ±0.0%, slower", "direction differs"],
         ["autocast=float32 (from bfloat16), matmul_precision=high", "0.40x ±0.0%, slower", "", ""],
+    ]
+    assert table.first == [
+        "Surely faster, on how many of the machines that ran it: autocast=bfloat16 (on 1 of 2).",
+        "Surely slower, on how many of the machines that ran it: autocast=bfloat16 (on 1 of 2); "
+        "autocast=float32 (from bfloat16), matmul_precision=high (on 1 of 1).",
     ]
 
 
