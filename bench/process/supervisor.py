@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from bench.process.shutdown import StopSignal
 from bench.records.record import Outcome, progress_path
+from gpt2.errors import MORE_PROCESSES
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
@@ -204,7 +205,7 @@ def short_of_threads(output: str) -> str:
     """
     signs = ("pthread_create failed", "Thread creation failed", "can't start new thread")
     if any(sign in output for sign in signs):  # of OpenBLAS, of OpenMP, of Python
-        return "no more threads may be started; raise the limit (ulimit -u, a container's limit on processes)"
+        return f"no more threads may be started; {MORE_PROCESSES}"
     return ""
 
 

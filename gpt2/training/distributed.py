@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpt2.config.toggles import Toggles
 from gpt2.device import Device
-from gpt2.errors import GPT2Error
+from gpt2.errors import MORE_PROCESSES, GPT2Error
 
 if TYPE_CHECKING:
     from gpt2.model.model import GPT2
@@ -70,10 +70,7 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     except RuntimeError as error:
         if os.strerror(errno.EAGAIN) not in str(error):  # torch hands no error number on
             raise
-        limits = "ulimit -u, a container's limit on processes"
-        raise RanksError(
-            f"no thread could be started for the ranks to meet; raise the limit ({limits})"
-        ) from None
+        raise RanksError(f"no thread could be started for the ranks to meet; {MORE_PROCESSES}") from None
     yield torch.distributed.get_rank()
     # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
     # the group, whose threads are joined only when it is freed; one left over aborts the process at its exit.
