@@ -250,7 +250,7 @@ function detail(row, number) {
   if (row.error) add("Why it has no figures, or none that count", element("pre", row.error));
   if (row.caveats.length) add("What speaks against it", listed(row.caveats));
   if (row.changed.length) add("What it changes", listed(row.changed));
-  if (row.proofs.length) add("Evidence that this took effect", tableOf(null, row.proofs));
+  if (row.proofs.length) add("Did it take effect?", tableOf(null, row.proofs));
   if (row.work.length) {
     const work = document.createElement("div");
     add("Where the time of a step goes", work);

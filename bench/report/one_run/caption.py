@@ -298,24 +298,24 @@ def mark(row: Row, board: Scoreboard) -> str:
 
 
 def more_rounds(board: Scoreboard, options: str) -> str:
-    """The command for more rounds, written out where it needs no options of the run's own."""
+    """The command for more rounds, written out for a ladder that comes with the tool."""
     if board.ladder == QUICK:  # which begins anew
         last = max(board.records, key=lambda record: record.time)
         took = datetime.fromisoformat(last.time) - datetime.fromisoformat(board.begun)
         seconds = took.total_seconds() + (last.process_seconds or 0.0)
         needed = seconds * LEAST_ROUNDS / min(board.rounds, LEAST_ROUNDS)
         return f"bench quick --minutes {5 * math.ceil(needed / 300)}"
-    command = f"bench run {board.ladder}" if _has_no_options(board.records[0]) else "repeat it with"
-    return f"{command} --resume {options}"
+    return f"{_command(board.records[0]) or 'repeat it with'} --resume {options}"
 
 
-def _has_no_options(record: Record) -> bool:
-    """Whether a run is as `bench run` makes it of a ladder that comes with the tool, without an option."""
+def _command(record: Record) -> str | None:
+    """The command of a run, with its windows as --minutes chose them; None where the record does not tell."""
     ladder = _shipped(record.ladder)
     if ladder is None or ladder.hash != record.ladder_hash or record.chosen or record.ablate:
-        return False
-    protocol = ladder.protocol.of_windows()
-    return all(record.protocol.get(key, value) == value for key, value in protocol.items())
+        return None
+    windows = ladder.protocol.of_windows().items()
+    others = {key: record.protocol[key] for key, value in windows if record.protocol.get(key, value) != value}
+    return " ".join([f"bench run {ladder.name}", *(f"--set protocol.{key}={others[key]}" for key in others)])
 
 
 @cache  # runs of a ladder are many in a report, and reading its file takes long

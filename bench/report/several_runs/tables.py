@@ -124,7 +124,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
 def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboard] = ()) -> Brief:
     """The fastest of several runs, and a line for each, which no terminal wraps.
 
-    passed_over: runs in whose place another of the same ladder is shown; the fastest of them is named.
+    passed_over: runs in whose place another of the same ladder is shown; those that are faster are named.
     """
     runs = [RunSummary(board, fastest_rung(board)) for board in boards]
     tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.board.task)
@@ -134,7 +134,7 @@ def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboar
         best, most = by_speed(rungs)[0], max(rungs, key=lambda rung: rung.row.mean_tps)
         found = _where(best)
         if most is not best:  # which is incomplete, or has a caveat
-            found = f"{_where(most)}; of runs of {LEAST_ROUNDS} whole rounds without a caveat: {found}"
+            found = f"{_where(most)}; of whole runs of {LEAST_ROUNDS} rounds or more: {found}"
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
     columns: list[Column[RunSummary]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),

@@ -901,18 +901,24 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     ("changes", "again"),
     [
         ({}, "bench run h100"),
-        ({"blocks": 3}, "repeat it with"),  # as --minutes sets it: a plain run's windows are others
+        (
+            {"blocks": 3, "control": "last"},
+            "bench run h100 --set protocol.blocks=3 --set protocol.control=last",
+        ),
         ({"repeats": 7}, "bench run h100"),
     ],
 )
-def test_how_to_run_on_is_a_whole_command_where_it_needs_no_options_of_the_runs(
-    changes: dict[str, int], again: str
+def test_how_to_run_on_is_a_whole_command_that_has_the_windows_of_the_run(
+    changes: dict[str, Any], again: str
 ) -> None:
     (path,) = (path for path in shipped() if path.stem == "h100")
     h100 = load(path)
     facts = {"ladder_hash": h100.hash, "protocol": {**asdict(h100.protocol), **changes}}
     board = scoreboard([record(**facts), record("b", 1, measurement=measurement(2000.0), **facts)])
     assert f"3 do ({again} --resume --repeats 3)." in to_markdown(board)
+    overrides = [word for word in again.split() if "=" in word]
+    windows = load(path, overrides).protocol.of_windows()
+    assert windows == Protocol(**{**facts["protocol"]}).of_windows()
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
