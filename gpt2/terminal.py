@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
 
+from gpt2.errors import limit_met
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -84,7 +86,8 @@ def surroundings(program: str) -> Iterator[None]:
     """Within the block, say in one line what of the surroundings does not work, and exit.
 
     Code 2: an empty argument, no working directory, no folder for temporary files or for compiled code, no
-    permission, a package that does not load, a name that the locale's encoding lacks, a wrong TORCH_LOGS.
+    permission, a package that does not load, a name that the locale's encoding lacks, a wrong TORCH_LOGS, a
+    limit on processes, threads or open files.
     Code 6: stdout takes no more, memory is short, or a file fails that no command expects to fail. Other
     errors pass.
     """
@@ -124,7 +127,13 @@ def surroundings(program: str) -> Iterator[None]:
             program,
             f"TORCH_LOGS={os.environ['TORCH_LOGS']} names a log that torch has not; correct or unset it",
         )
+    except RuntimeError as error:
+        if not (limit := limit_met(error)):
+            raise
+        _leave(program, limit)
     except OSError as error:  # commands handle the errors of their own files
+        if limit := limit_met(error):
+            _leave(program, limit)
         if error.errno in NO_ROOM:
             with contextlib.suppress(OSError):  # nobody reads stderr either
                 what = error.filename or "the output"

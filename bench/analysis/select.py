@@ -12,7 +12,16 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.format import plain
 from bench.ladder.validation import near
 from bench.records.published import Published, is_published, read_published
-from bench.records.record import ABLATION, RUNGS, Record, RecordError, not_of_one_run, read, results_files
+from bench.records.record import (
+    ABLATION,
+    ROOFLINE,
+    RUNGS,
+    Record,
+    RecordError,
+    not_of_one_run,
+    read,
+    results_files,
+)
 from bench.stats import LEAST_ROUNDS
 from gpt2.config.toggles import Toggles, describe
 from gpt2.config.workload import Workload
@@ -115,7 +124,8 @@ def load_boards(
             originals.append(board)
     not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:
-        not_shown = [f"{len(not_shown)} other runs of these ladders are not shown; name a file to see it"]
+        newer = f"{len(not_shown)} runs that are newer than what is shown of their name, or unlike it"
+        not_shown = [f"{newer}, are left out; name a file to see it"]
     return originals, list(dict.fromkeys([*warnings, *not_shown]))
 
 
@@ -209,7 +219,7 @@ def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
 def _rooflines(folder: Path) -> list[Record]:
     """Records that `bench roofline` left in a folder, the newest last."""
     records: list[Record] = []
-    for file in results_files(folder, "roofline-"):
+    for file in results_files(folder, ROOFLINE):
         if file.parent != folder:  # another machine's
             continue
         with contextlib.suppress(RecordError):  # another's trouble

@@ -18,7 +18,7 @@ BUSY = 2.0
 """Runnable processes per core before a process starts, above which something else must have been running."""
 SCATTER = 1.5
 """Ratio of the fastest to the slowest round of a rung, above which a mean of them says little."""
-MOST_NAMED = 6
+NAMED_PROCESSES = 3
 """Processes that a warning names."""
 GC_SHARE = 0.01
 """Share of the window that Python's garbage collector may take before it is worth a warning."""
@@ -143,7 +143,7 @@ def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -
     lines = []
     for alike in group_by(warned, lambda pair: NUMBER.sub("#", pair[0])).values():
         those = [records[place] for place in dict.fromkeys(place for _, place in alike)]
-        which = _named(those) if len(those) < min(len(records), MOST_NAMED + 1) else ""
+        which = _named(those) if len(those) < min(len(records), NAMED_PROCESSES + 1) else ""
         among = f" (in {len(those)} of {len(records)} processes{which})" if len(records) > 1 else ""
         lines.append(f"{_range([warning for warning, _ in alike])}{among}")
     return lines

@@ -450,6 +450,10 @@ def _run_id(content: bytes) -> str | None:
     return first.get("run_id") if isinstance(first, dict) else None
 
 
+ROOFLINE = "roofline-"
+"""Beginning of the names of files that hold nothing but a measured ceiling."""
+
+
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
     """The .jsonl files below a folder, sorted, each once; links are followed.
 

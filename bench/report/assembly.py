@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.rungs import Chain
+from bench.analysis.several_runs.rungs import Chain, fastest_rung
 from bench.format import plain
 from bench.records.published import Published
 from bench.report import published
@@ -18,7 +18,7 @@ from bench.report.one_run.screen import screen, screen_markdown
 from bench.report.one_run.tables import tables as tables_of_run
 from bench.report.several_runs.atlas import atlas_table
 from bench.report.several_runs.comparison import chain_table
-from bench.report.several_runs.tables import overview, overview_brief
+from bench.report.several_runs.tables import not_listed, overview, overview_brief
 from bench.report.several_runs.tables import tables as tables_over_runs
 from bench.report.table import NOTES_TITLE, Table, notes_to_markdown, share_notes
 
@@ -99,7 +99,9 @@ def short_markdown(report: Report) -> str:
 def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:
     """The same for a terminal: one table for several runs, the screen for one."""
     if len(report.boards) == 1 and not report.opening:
-        return list(screen(report.boards[0], width, notes=notes, price_per_hour=report.price_per_hour))
+        (board,) = report.boards
+        others = list(not_listed(report.passed_over, filter(None, [fastest_rung(board)])))
+        return screen(board, width, notes=notes, price_per_hour=report.price_per_hour, others=others)
     if not report.boards:
         return [part for table in report.published for part in table.to_terminal(width)]
     several = len(report.boards) > 1

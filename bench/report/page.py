@@ -159,8 +159,8 @@ def _answer(board: Scoreboard, share: Share) -> Iterator[tuple[str, str]]:
         sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
         same = ""
         if alike and alike.speedup:
-            step = f"{first_step_tokens(board):,} tokens per step"
-            same = f"; with its {step} {times(alike.speedup.value)}, {plain(alike.rung)}"
+            step = f"{plain(board.rows[0].rung)}'s {first_step_tokens(board):,} tokens per step"
+            same = f"; with {step} {times(alike.speedup.value)}, {plain(alike.rung)}"
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, of_row = share
     if most := limit_tps(board, best):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gpt2.device import Device, find
-from gpt2.errors import GPT2Error
+from gpt2.errors import GPT2Error, limit_met
 from gpt2.evals.hellaswag import ScoreError
 from gpt2.files.atomic import atomic_write
 from gpt2.files.listing import name_problem
@@ -50,8 +50,8 @@ def run_rank(
 ) -> int:
     """Train until the run ends or is interrupted, and return the exit code (see gpt2.cli.main.train)."""
     device: Device | None = None
-    end_with_launcher()
     try:
+        end_with_launcher()
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
@@ -62,6 +62,8 @@ def run_rank(
     except PermissionError as error:
         return _say(denied(error), REFUSED)
     except OSError as error:
+        if limit := limit_met(error):
+            return _say(f"{limit}; {_kept(options)}", FAILED)
         if error.filename is None:
             traceback.print_exc()
             return FAILED
@@ -74,6 +76,8 @@ def run_rank(
         if device is not None and device.is_out_of_memory(error):
             smaller = f"take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}"
             return _say(f"out of memory; {smaller}", FAILED)
+        if limit := limit_met(error):
+            return _say(f"{limit}; {_kept(options)}", FAILED)
         traceback.print_exc()
         return FAILED
 

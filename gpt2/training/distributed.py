@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import hashlib
 import os
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from gpt2.config.toggles import Toggles
 from gpt2.device import Device
-from gpt2.errors import MORE_PROCESSES, GPT2Error
+from gpt2.errors import GPT2Error, limit_met
 
 if TYPE_CHECKING:
     from gpt2.model.model import GPT2
@@ -68,9 +67,9 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
             "python -m torch.distributed.run, or unset WORLD_SIZE, if an earlier job left it"
         ) from None
     except RuntimeError as error:
-        if os.strerror(errno.EAGAIN) not in str(error):  # torch hands no error number on
+        if not (limit := limit_met(error)):
             raise
-        raise RanksError(f"no thread could be started for the ranks to meet; {MORE_PROCESSES}") from None
+        raise RanksError(f"the ranks cannot meet: {limit}") from None
     yield torch.distributed.get_rank()
     # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
     # the group, whose threads are joined only when it is freed; one left over aborts the process at its exit.

@@ -28,7 +28,7 @@ bench.run: bench.errors bench.process bench.host bench.analysis bench.records be
 bench.report: bench.analysis bench.errors bench.records bench.ladder bench.format bench.stats gpt2.config \
   gpt2.files gpt2.hardware.peaks gpt2.pretrain.metrics
 bench.analysis: bench.errors bench.records bench.ladder bench.format bench.stats gpt2.config
-bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals gpt2.files
+bench.process: bench.host bench.records bench.format gpt2.errors gpt2.hardware gpt2.signals gpt2.files
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
 bench.records: bench.errors bench.ladder gpt2.config gpt2.hardware gpt2.files
@@ -47,7 +47,7 @@ gpt2.interop: gpt2.errors gpt2.model gpt2.data gpt2.files gpt2.config
 gpt2.training: gpt2.errors gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
 gpt2.model: gpt2.config gpt2.hardware
 gpt2.device: gpt2.errors gpt2.config gpt2.hardware gpt2.prefetch
-gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
+gpt2.data: gpt2.errors gpt2.text gpt2.files gpt2.config gpt2.prefetch
 gpt2.text: gpt2.files
 gpt2.config: gpt2.errors
 gpt2.hardware:
@@ -57,7 +57,7 @@ gpt2.format:
 gpt2.prefetch:
 gpt2.provenance:
 gpt2.signals:
-gpt2.terminal:
+gpt2.terminal: gpt2.errors
 """.strip().splitlines()
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import shutil
@@ -24,6 +25,7 @@ from bench.run.probe import probe
 from gpt2 import provenance, terminal
 from gpt2.config.toggles import Toggles
 from gpt2.config.validation import ConfigError
+from gpt2.errors import MORE_PROCESSES
 from gpt2.files import cache
 from gpt2.files.cache import DataError
 from gpt2.hardware import host
@@ -473,6 +475,57 @@ def test_too_little_memory_is_one_line_with_what_to_do(
     told = capsys.readouterr().err
     assert "free some, or raise the limit (ulimit -v, a container's)" in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)), MORE_PROCESSES),  # as of a fork
+        (RuntimeError("can't start new thread"), MORE_PROCESSES),
+        (OSError(errno.EMFILE, "Too many open files"), "raise the limit (ulimit -n)"),
+        (OSError(errno.ENFILE, "Too many open files in system", "a.txt"), "raise the limit (ulimit -n)"),
+    ],
+)
+def test_a_limit_on_processes_threads_or_files_is_one_line_with_what_to_do(
+    error: Exception, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end, terminal.surroundings("gpt2"):
+        raise error
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith(f"; {told}\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BlockingIOError(errno.EAGAIN, "write could not complete without blocking"),  # a terminal that is full
+        RuntimeError("another"),
+    ],
+)
+def test_what_is_no_limit_keeps_its_traceback(error: Exception) -> None:
+    with pytest.raises(type(error)), terminal.surroundings("gpt2"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bench", "run", "smoke", "--rungs", "baseline"],
+        ["gpt2", "train", "tiny", "--set", "toggles.world_size=2", "--set", "toggles.micro_batch_size=4"],
+    ],
+)
+def test_with_too_few_open_files_a_command_that_starts_processes_ends_in_one_line(
+    words: list[str], tmp_path: Path
+) -> None:
+    program, *others = words
+    limited = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", BIN / program, *others]
+    done = subprocess.run(limited, cwd=tmp_path, text=True, capture_output=True, check=False)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{program}: ")
+    assert "Too many open files; raise the limit (ulimit -n)" in line
 
 
 def test_without_a_folder_for_temporary_files_a_command_says_what_to_set(

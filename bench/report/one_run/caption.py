@@ -72,7 +72,7 @@ MATHS = MethodNote(
 )
 LIMIT = MethodNote(
     "Of limit: share of the speed that the fastest rung would have if its matmuls, attention and AdamW ran "
-    "at the best rates measured, and all else took no time (bench roofline has that of each rung)."
+    "at the rates measured, and all else took no time (bench roofline LADDER has that of each rung)."
 )
 
 
@@ -283,8 +283,8 @@ def fastest_in_words(board: Scoreboard, best: Row, *, signs: bool = True) -> str
         first = "the first row" if signs else "the first candidate"
     times_first = f", {times(over.value)} over {first}" if over else ""
     most = max(board.sound, key=lambda row: row.mean_tps)
-    by_mean = f" within rounds (by its mean {rung_and_speed(most)})" if over and most is not best else ""
-    return f"Fastest: {speed_and_mark}{times_first}{by_mean}"
+    higher = "" if most is best else f"; the mean of {rung_and_speed(most)}, is higher, from other rounds"
+    return f"Fastest: {speed_and_mark}{times_first}{higher}"
 
 
 def rung_and_speed(row: Row) -> str:
@@ -298,24 +298,24 @@ def mark(row: Row, board: Scoreboard) -> str:
 
 
 def more_rounds(board: Scoreboard, options: str) -> str:
-    """The command for more rounds, written out for a ladder that comes with the tool."""
+    """The command for more rounds, written out where it needs no options of the run's own."""
     if board.ladder == QUICK:  # which begins anew
         last = max(board.records, key=lambda record: record.time)
         took = datetime.fromisoformat(last.time) - datetime.fromisoformat(board.begun)
         seconds = took.total_seconds() + (last.process_seconds or 0.0)
         needed = seconds * LEAST_ROUNDS / min(board.rounds, LEAST_ROUNDS)
         return f"bench quick --minutes {5 * math.ceil(needed / 300)}"
-    return f"{_command(board.records[0]) or 'repeat it with'} --resume {options}"
+    command = f"bench run {board.ladder}" if _has_no_options(board.records[0]) else "repeat it with"
+    return f"{command} --resume {options}"
 
 
-def _command(record: Record) -> str | None:
-    """The command of a run, with its windows as --minutes chose them; None where the record does not tell."""
+def _has_no_options(record: Record) -> bool:
+    """Whether a run is as `bench run` makes it of a ladder that comes with the tool, without an option."""
     ladder = _shipped(record.ladder)
     if ladder is None or ladder.hash != record.ladder_hash or record.chosen or record.ablate:
-        return None
-    windows = ladder.protocol.of_windows().items()
-    others = {key: record.protocol[key] for key, value in windows if record.protocol.get(key, value) != value}
-    return " ".join([f"bench run {ladder.name}", *(f"--set protocol.{key}={others[key]}" for key in others)])
+        return False
+    protocol = ladder.protocol.of_windows()
+    return all(record.protocol.get(key, value) == value for key, value in protocol.items())
 
 
 @cache  # runs of a ladder are many in a report, and reading its file takes long

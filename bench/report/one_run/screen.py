@@ -8,10 +8,11 @@ At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
+from pathlib import Path
 from statistics import median
 
 from rich.console import RenderableType
@@ -40,6 +41,7 @@ from bench.format import (
 )
 from bench.ladder.ladder import AGAIN
 from bench.ladder.shipped import QUICK
+from bench.records.record import ROOFLINE
 from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.one_run.caption import (
     certainty,
@@ -76,20 +78,20 @@ def screen(
     *,
     notes: bool = False,
     price_per_hour: float | None = None,
+    others: Sequence[str] = (),
 ) -> list[RenderableType]:
     """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
 
     notes: whether all warnings are shown, not only the MOST_NOTES that matter most. price_per_hour: of the
-    machine, by which the cost of training is stated; by default that which the run was given.
+    machine, by which the cost of training is stated; by default that which the run was given. others: what
+    there is to say of other runs; by default where those of its folder are shown.
     """
     answer, about = _head(board)
     hints = []
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
         hints.append(f"{more}: bench report {in_shell(board.source)} --full")
-        if any(file.name != board.source.name for file in board.source.parent.glob("*.jsonl")):
-            folder = in_shell(board.source.parent)
-            hints.append(f"Other runs in its folder, of which one may be faster: bench report {folder}")
+        hints += others or _others_beside(board.source)
     shown = Brief(
         answer=answer,
         about=about,
@@ -100,6 +102,13 @@ def screen(
         hints=[*hints, " ".join(_legend(board))],
     )
     return shown.lines(width, every_warning=notes)
+
+
+def _others_beside(source: Path) -> Iterator[str]:
+    """Where the other runs of a file's folder are shown; nothing where it holds none."""
+    runs = [file for file in source.parent.glob("[!.]*.jsonl") if not file.name.startswith(ROOFLINE)]
+    if any(file.name != source.name for file in runs):
+        yield f"Other runs in its folder, of which one may be faster: bench report {in_shell(source.parent)}"
 
 
 def keeps(board: Scoreboard) -> str:
@@ -289,10 +298,9 @@ def findings(
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
                 yield f"Largest sure gains: {_gained(board, best)}."
-    spent = _most_spent(board, best)
-    if spent:
+    yield _limit(board, best)
+    if spent := _most_spent(board, best):
         yield f"The fastest rung's time: {', '.join(spent)}."
-    yield _limit(board, best, whose="its" if spent else "the fastest rung's")
     if not board.swept:
         yield from _switched_on(board, best, settings=settings)
     yield from _left_out(board)
@@ -338,11 +346,11 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
         if scout.ratio is not None:
-            came = f"{times(scout.ratio)} over none of them{_noise_of_try(scout.floor)}, so {came}"
+            came = f"{times(scout.ratio)}{_noise_of_try(scout.floor)}, so {came}"
         yield f"Each within the noise when tried alone; all together {came}: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
-        yield f"Not tried, as this machine or what was kept until then rules it out {why}: {listed(refused)}."
+        yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
 
 
 def _noise_of_try(floor: float | None) -> str:
@@ -372,15 +380,15 @@ def most_gained(board: Scoreboard) -> list[Row]:
     return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
-def _limit(board: Scoreboard, best: Row, whose: str) -> str:
-    """The fastest rung's limit and its share of that, or why it is not known; whose: that rung in words."""
+def _limit(board: Scoreboard, best: Row) -> str:
+    """The fastest rung's limit and its share of that, or why it is not known."""
     if (most := limit_tps(board, best)) is None:
         least = bound_of(board, best)
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "matmuls, attention and AdamW at the best rates measured"
-    return f"Limit: {number(most)} tokens/s ({reached}): {whose} {of_what}."
+    of_what = "with only the fastest rung's matmuls, attention and AdamW"
+    return f"Limit: {number(most)} tokens/s ({reached}), {of_what}."
 
 
 def _gained(board: Scoreboard, best: Row) -> str:

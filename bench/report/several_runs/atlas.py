@@ -14,7 +14,7 @@ from bench.report.table import Column, Table
 from bench.report.titles import machine_titles, task_title
 
 TITLE = "What helps on which hardware"
-MOST_NAMED = 6
+NAMED_CHANGES = 6
 """Changes that are named above the table."""
 
 
@@ -107,18 +107,18 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
 
 
 def _surely(lines: Sequence[AtlasRow]) -> Iterator[str]:
-    """The changes that are surely faster on most machines, and those that are surely slower on any."""
+    """The changes that are surely faster, and those that are surely slower, those in most columns first."""
     for verdict in ("faster", "slower"):
         sure = {
             line.title: (count, len(line.cells))
             for line in lines
             if (count := sum(cell.verdict == verdict for cell in line.cells.values()))
         }
-        most = sorted(sure, key=lambda title: -sure[title][0])[:MOST_NAMED]
-        named = "; ".join("{} (on {} of {})".format(title, *sure[title]) for title in most)
+        most = sorted(sure, key=lambda title: -sure[title][0])[:NAMED_CHANGES]
+        named = "; ".join("{}: {} of {}".format(title, *sure[title]) for title in most)
         if named:
-            more = f" and {len(sure) - MOST_NAMED} more" if len(sure) > MOST_NAMED else ""
-            yield f"Surely {verdict}, on how many of the machines that ran it: {named}{more}."
+            more = f" and {len(sure) - NAMED_CHANGES} more" if len(sure) > NAMED_CHANGES else ""
+            yield f"Surely {verdict}, in how many of the columns that have it: {named}{more}."
 
 
 def parted(table: Table) -> tuple[Table, Table]:

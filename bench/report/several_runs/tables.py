@@ -20,6 +20,7 @@ from bench.format import (
     bare_ratio,
     floor,
     gib,
+    in_shell,
     number,
     percent,
     plain,
@@ -133,8 +134,8 @@ def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboar
         (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
         best, most = by_speed(rungs)[0], max(rungs, key=lambda rung: rung.row.mean_tps)
         found = _where(best)
-        if most is not best:  # which is incomplete, or has a caveat
-            found = f"{_where(most)}; of whole runs of {LEAST_ROUNDS} rounds or more: {found}"
+        if most is not best and not any(rank_below(best)):
+            found = f"{_where(most)}; of complete runs without a caveat: {found}"
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {found}."]
     columns: list[Column[RunSummary]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),
@@ -151,24 +152,28 @@ def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboar
         table=Table(title="", columns=columns, rows=runs, mark=lambda run: "" if run.board.sure else "?"),
         findings=[
             *([] if all(run.board.sure for run in runs) else [unsure]),
-            *_left_out(passed_over, [run.fastest for run in runs if run.fastest]),
+            *not_listed(passed_over, [run.fastest for run in runs if run.fastest]),
         ],
         hints=["One run: bench report FILE · all tables: --full"],
     )
 
 
-def _left_out(passed_over: Sequence[Scoreboard], shown: Iterable[RungView]) -> Iterator[str]:
+def not_listed(passed_over: Sequence[Scoreboard], shown: Iterable[RungView]) -> Iterator[str]:
     """How many runs have no line, and which of them are faster than all that is shown of their machine."""
     if not passed_over:
         return
-    yield f"Left out, as another run of the same ladder is shown: {plural(len(passed_over), 'run')}."
+    yield f"Left out, as another run of the same name is shown: {plural(len(passed_over), 'run')}."
     most: dict[tuple[str, tuple[str, int]], float] = {}
     for rung in shown:
         key = rung.machine, rung.board.task
         most[key] = max(most.get(key, 0.0), rung.row.mean_tps)
-    for rung in filter(None, map(fastest_rung, passed_over)):
-        if rung.row.mean_tps > most.get((rung.machine, rung.board.task), 0.0):
-            yield f"Faster than what is shown of its machine: {_where(rung)}: {rung.board.source}"
+    left = group_by(
+        filter(None, map(fastest_rung, passed_over)), lambda rung: (rung.machine, rung.board.task)
+    )
+    for key, rungs in left.items():
+        best = max(rungs, key=lambda rung: rung.row.mean_tps)
+        if best.row.mean_tps > most.get(key, 0.0) and best.board.source:
+            yield f"Faster than what is shown of its machine: {_where(best)}: {in_shell(best.board.source)}"
 
 
 def _rounds(run: RunSummary) -> str:

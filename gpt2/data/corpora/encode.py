@@ -22,7 +22,7 @@ import numpy as np
 
 from gpt2.data.corpora.sources import Documents, Piece
 from gpt2.data.documents import SEPARATOR
-from gpt2.errors import MORE_PROCESSES
+from gpt2.errors import limit_met
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import TOKEN
 from gpt2.text import TokeniseError, gpt2_encoding
@@ -84,9 +84,8 @@ def _starting() -> Iterator[None]:
     except BrokenProcessPool:  # it had started
         raise
     except (OSError, RuntimeError) as error:  # the latter for threads
-        why = f"a process that tokenises could not be started ({getattr(error, 'strerror', None) or error})"
-        limits = f"{MORE_PROCESSES} or that on open files (ulimit -n)"
-        raise DataError(f"{why}; {limits}, or take --processes 1") from None
+        why = limit_met(error) or str(error)
+        raise DataError(f"a process that tokenises cannot be started: {why}, or take --processes 1") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 

@@ -15,6 +15,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
+from gpt2.errors import limit_met
 from gpt2.files.cache import DataError
 from gpt2.text import of_other_kind, pieces
 
@@ -246,6 +247,8 @@ def explain(file: str, error: Exception) -> DataError:
     """Turn an exception of pyarrow, fsspec or the network while reading `file` into a one-line DataError."""
     if isinstance(error, DataError):
         return error
+    if limit := limit_met(error):
+        return DataError(f"{file} cannot be read: {limit}")
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     remote = "://" in file
     if isinstance(error, PermissionError):

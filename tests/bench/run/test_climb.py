@@ -468,7 +468,7 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
     board = scoreboard(records)
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
-    said = "1.08x over none of them (noise in the tries ±3 %), so kept: b, c, d."
+    said = "1.08x (noise in the tries ±3 %), so kept: b, c, d."
     assert f"Each within the noise when tried alone; all together {said}" in [*findings(board)]
 
 
@@ -478,7 +478,7 @@ def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: L
     assert rungs_of_rounds(records) == ["a"]
     left_out = {row.rung: why_not_counted(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
-    said = "1.03x over none of them (noise in the tries ±3 %), so left out: b, c, d."
+    said = "1.03x (noise in the tries ±3 %), so left out: b, c, d."
     assert f"Each within the noise when tried alone; all together {said}" in [*findings(scoreboard(records))]
 
 

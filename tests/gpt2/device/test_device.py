@@ -92,7 +92,7 @@ def test_ranks_that_a_limit_on_threads_keeps_from_meeting_are_told_so(
     monkeypatch.setattr("torch.distributed.init_process_group", refuse)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with (
-        pytest.raises(RanksError, match="no thread could be started for the ranks to meet; raise the limit"),
+        pytest.raises(RanksError, match="the ranks cannot meet: no process or thread could be started"),
         process_group(Toggles(world_size=2), Cpu()),
     ):
         pass

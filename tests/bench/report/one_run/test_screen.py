@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 from rich.cells import cell_len
-from samples import measurement, record
+from samples import append, measurement, record
 from shown import check_golden, to_markdown
 
 from bench.analysis.bound import limit_tps
@@ -17,6 +17,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
 from bench.records.machine import Ceiling, Matmul
+from bench.report.assembly import assemble, short
 from bench.report.brief import MOST_NOTES
 from bench.report.one_run.screen import (
     findings,
@@ -86,7 +87,9 @@ def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out(
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())
-    tried, _, rest = words.partition("slower or no sure gain: ")[2].partition(". Not tried, as this machine")
+    tried, _, rest = words.partition("slower or no sure gain: ")[2].partition(
+        ". Could not run on this machine"
+    )
     cannot = rest.partition(": ")[2].partition(". ")[0].split(", ")
     named = {re.split(r" [\d.]+x", rung)[0] for rung in tried.split("; ")}
     assert named | {*cannot} == {row.rung.removesuffix(" (second try)") for row in board.rows} - {*rows}
@@ -332,13 +335,26 @@ def test_a_rung_beyond_its_limit_has_a_word_on_why() -> None:
 
 
 def test_a_run_whose_folder_holds_others_says_where_these_are_shown(tmp_path: Path) -> None:
-    source = tmp_path / "alone" / "cpu-1.jsonl"
-    source.parent.mkdir()
-    source.write_text("")
+    source = tmp_path / "cpu-1.jsonl"
+    append(source, record())
     board = replace(ladder(("a", EAGER, 100.0), ("b", BF16, 200.0)), source=source)
-    assert "Other runs" not in text(board)
-    source.with_name("turns-1.json").write_text("")
-    assert "Other runs" not in text(board)
-    source.with_name("quick-2.jsonl").write_text("")
+    for no_run in ("turns-1.json", "roofline-1.jsonl", ".hidden.jsonl"):
+        source.with_name(no_run).write_text("")
+        assert "Other runs" not in text(board)
+    append(source.with_name("quick-2.jsonl"), record())
     said = f"Other runs in its folder, of which one may be faster: bench report {source.parent}"
     assert said in " ".join(text(board).split())
+
+
+def test_of_a_folder_that_shows_one_run_those_left_out_are_told_in_its_place(tmp_path: Path) -> None:
+    for name, tps, time in (("h100-1", 2000.0, "2026-01-01"), ("h100-2", 1000.0, "2026-01-02")):
+        one = record(measurement=measurement(tps), time=f"{time}T00:00:00+00:00")
+        append(tmp_path / f"{name}.jsonl", one)
+    passed_over: list[Scoreboard] = []
+    boards, _ = load_boards([tmp_path], passed_over=passed_over)
+    assert [board.source for board in boards] == [tmp_path / "h100-2.jsonl"]
+    lines = [str(line) for line in short(assemble(boards, passed_over=passed_over), 100)]
+    assert "Left out, as another run of the same name is shown: 1 run." in lines
+    (faster,) = [line for line in lines if line.startswith("Faster than what is shown of its machine: ")]
+    assert "2,000 tokens/s" in faster
+    assert not any(line.startswith("Other runs") for line in lines)

@@ -265,10 +265,10 @@ def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_run
 def test_a_run_left_out_that_is_faster_than_what_is_shown_of_its_machine_is_named() -> None:
     slower, faster = board(("a", CUDA, 900.0), source="s"), board(("a", CUDA, 2e3), source="before.jsonl")
     assert overview_brief([SLOW, FAST], [slower]).findings[1:] == [
-        "Left out, as another run of the same ladder is shown: 1 run."
+        "Left out, as another run of the same name is shown: 1 run."
     ]
     assert overview_brief([SLOW, FAST], [slower, faster]).findings[1:] == [
-        "Left out, as another run of the same ladder is shown: 2 runs.",
+        "Left out, as another run of the same name is shown: 2 runs.",
         f"Faster than what is shown of its machine: a on {MACHINE.machine}, 2,000 tokens/s: before.jsonl",
     ]
 
@@ -309,9 +309,9 @@ def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
         ["autocast=float32 (from bfloat16), matmul_precision=high", "0.40x ±0.0%, slower", "", ""],
     ]
     assert table.first == [
-        "Surely faster, on how many of the machines that ran it: autocast=bfloat16 (on 1 of 2).",
-        "Surely slower, on how many of the machines that ran it: autocast=bfloat16 (on 1 of 2); "
-        "autocast=float32 (from bfloat16), matmul_precision=high (on 1 of 1).",
+        "Surely faster, in how many of the columns that have it: autocast=bfloat16: 1 of 2.",
+        "Surely slower, in how many of the columns that have it: autocast=bfloat16: 1 of 2; "
+        "autocast=float32 (from bfloat16), matmul_precision=high: 1 of 1.",
     ]
 
 
