@@ -34,12 +34,15 @@ def warnings(board: Scoreboard) -> list[str]:
     def weighs(line: str) -> bool:
         return not fastest or NUMBER.sub("#", line) in of_fastest
 
+    def others(record: Record) -> list[str]:
+        return [*filterfalse(weighs, record.warnings)]
+
     lines = [
         *_grouped(records, lambda record: [*filter(weighs, record.warnings)]),
         *ended_early(board),
         *_of_run(board, records),
-        # What the fastest rung is free of, such as an allocator by which steps pay for page faults, is last.
-        *_grouped(records, lambda record: [*filterfalse(weighs, record.warnings)]),
+        # As of an allocator by which steps pay for page faults.
+        *(f"not in the fastest rung: {line}" for line in _grouped(records, others)),
     ]
     told = disturbed(board)
     if any(record.disturbed for record in records):

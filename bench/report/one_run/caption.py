@@ -72,7 +72,7 @@ MATHS = MethodNote(
 )
 LIMIT = MethodNote(
     "Of limit: share of the speed that the fastest rung would have if its matmuls, attention and AdamW ran "
-    "at the rates measured, and all else took no time (bench roofline LADDER has that of each rung)."
+    "at the best rates measured, and all else took no time (bench roofline LADDER has that of each rung)."
 )
 
 
@@ -339,7 +339,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
         words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval){beyond}")
         ties = [row for row in ties if row is not first]  # of which that tells
     if ties:
-        words.append(f"not surely faster than {listed([row.rung for row in ties])}")
+        words.append(f"round by round not surely faster than {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 

@@ -347,7 +347,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
             came += f" ({status_word(scout.check)})"
         if scout.ratio is not None:
             came = f"{times(scout.ratio)}{_noise_of_try(scout.floor)}, so {came}"
-        yield f"Each within the noise when tried alone; all together {came}: {plain(listed(scout.together))}."
+        yield f"Each within the noise when tried; all together {came}: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
@@ -387,8 +387,8 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "with only the fastest rung's matmuls, attention and AdamW"
-    return f"Limit: {number(most)} tokens/s ({reached}), {of_what}."
+    of_what = "the fastest rung's matmuls, attention and AdamW at best rates"
+    return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 
 def _gained(board: Scoreboard, best: Row) -> str:

@@ -259,11 +259,16 @@ def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -
         )
     for key, value in identity.items():
         if state.get(key) != value:
-            what = {
-                "source": "another source (its name, its column of text, or its revision differs)",
-                "held_out": "other tokens held out for validation (see evaluation and --val-corpus)",
-            }.get(key, f"{key} {state.get(key)}, not {value}")
+            what = _differing(state, identity, key)
+            if key == "source":  # its files have been compared
+                what = _differing(state[key], value, *(name for name in value if name != "files"))
+            if key == "held_out":
+                what = "other tokens held out for validation (see evaluation and --val-corpus)"
             raise DataError(
                 f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the "
                 "same corpus and settings"
             )
+
+
+def _differing(had: dict[str, Any], now: dict[str, Any], *keys: str) -> str:
+    return ", ".join(f"{key} {had.get(key)}, not {now[key]}" for key in keys if had.get(key) != now[key])

@@ -469,7 +469,7 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
     said = "1.08x (noise in the tries ±3 %), so kept: b, c, d."
-    assert f"Each within the noise when tried alone; all together {said}" in [*findings(board)]
+    assert f"Each within the noise when tried; all together {said}" in [*findings(board)]
 
 
 def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: Ladder) -> None:
@@ -479,7 +479,7 @@ def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: L
     left_out = {row.rung: why_not_counted(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
     said = "1.03x (noise in the tries ±3 %), so left out: b, c, d."
-    assert f"Each within the noise when tried alone; all together {said}" in [*findings(scoreboard(records))]
+    assert f"Each within the noise when tried; all together {said}" in [*findings(scoreboard(records))]
 
 
 def test_what_was_carried_above_those_that_are_tried_together_stays(ladder: Ladder) -> None:

@@ -967,7 +967,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
     assert [row.rung for row in board.ties] == ["b"]
     assert "Fastest: c, 201 tokens/s, 2.01x over baseline. How sure: " in to_markdown(board)
-    assert " (95 % interval); not surely faster than b." in to_markdown(board)
+    assert " (95 % interval); round by round not surely faster than b." in to_markdown(board)
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:

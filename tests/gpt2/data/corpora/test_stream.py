@@ -261,6 +261,7 @@ def test_one_step_may_be_left_out(corpus: str) -> None:
         ("seed", "is for seed 3, not 4"),
         ("block", "block_documents 37, not 40"),
         ("files", r"for other files: train-00000.* came, went or changed"),
+        ("name", r"stream is for corpus .*, not .*renamed; go on with the same corpus and settings"),
     ],
 )
 def test_a_position_in_another_stream_is_refused(change: str, complaint: str, corpus: str) -> None:
@@ -271,7 +272,9 @@ def test_a_position_in_another_stream_is_refused(change: str, complaint: str, co
         streams.folder(
             Path(corpus), TEXTS[1:], 4, "parquet" if next(Path(corpus).glob("*.parquet"), None) else "jsonl"
         )
-    changed: dict[str, Any] = {"seed": {"seed": 4}, "block": {"block": 40}, "files": {}}[change]
+    if change == "name":
+        corpus = str(Path(corpus).rename(Path(corpus).with_name("renamed")))
+    changed: dict[str, Any] = {"seed": {"seed": 4}, "block": {"block": 40}}.get(change, {})
     with pytest.raises(DataError, match=complaint):
         stream(corpus, state=state, **changed)
 
