@@ -133,10 +133,10 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
     if again and board.delta is not None:
         itself = "themselves" if len(again) > 1 else "itself"
-        yield f"Noise floor: the {' and the '.join(again)} rung, run again, against {itself}."
+        yield f"Noise floor: the {' and the '.join(again)} rung again, against {itself}."
     if any(row.verdict == "unclear" for row in board.rows):
         loud = board.delta is not None and board.delta > LOUD
-        where = "not wholly beyond that" if loud else "may be a gain or a loss"
+        where = "not wholly beyond that floor" if loud else "may be a gain or a loss"
         yield f"Unclear: {where}."
 
 
