@@ -89,7 +89,13 @@ def turns(
     data_sha256 = check_data(loaded, options.rungs, data)
     path = new_results(loaded, out, environment, "turns-{}.json")
     keep = partial(write, path, options, parts, environment, time, data_sha256)
-    interrupted, write_error, tell = False, None, partial(typer.echo, err=True)
+    interrupted, ended_by, tell = False, None, partial(typer.echo, err=True)
+
+    def check_text() -> None:
+        if check_data(loaded, options.rungs, data) != data_sha256:
+            where = data or f"{loaded.path}: workload.data"
+            raise BenchError(f"{where}: the text changed while the run went on; put it back, or begin anew")
+
     with (
         closing(ResultsFile(path)),
         interruptible(),
@@ -100,24 +106,25 @@ def turns(
                 if not first:
                     open_with_last_that_ran(part, parts[: number - 1])
                 try:
-                    take_turns(options, part, Path(scratch), tell, keep, to_come=len(parts) - number)
+                    to_come = len(parts) - number
+                    take_turns(options, part, Path(scratch), tell, keep, to_come, check_text)
                 except TurnError as error:
                     say(str(error))
         except KeyboardInterrupt:
             interrupted = True
         except BenchError as error:
-            write_error = error
+            ended_by = error
     measured = any(part.measured for part in parts)
-    if measured and not write_error:  # also keep the round that was cut short, and what failed last
+    if measured and not ended_by:  # also keep the round that was cut short, and what failed last
         try:
             keep()
         except BenchError as error:
-            write_error = error
+            ended_by = error
     if any(part.measured or part.failed or part.unsupported for part in parts):
-        with after_measuring([path]) if measured and not write_error else nullcontext():
+        with after_measuring([path]) if measured and not ended_by else nullcontext():
             print_brief(turns_brief(loaded, parts, steps, environment))
-    if write_error:
-        say(str(write_error))
+    if ended_by:
+        say(str(ended_by))
         raise typer.Exit(6)
     if measured:
         typer.echo(f"kept in {path}", err=True)

@@ -117,18 +117,26 @@ def open_with_last_that_ran(part: Group, before: Sequence[Group]) -> None:
 
 
 def take_turns(
-    options: TurnOptions, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int
+    options: TurnOptions,
+    group: Group,
+    scratch: Path,
+    tell: Tell,
+    keep: Callable[[], None],
+    to_come: int,
+    check_text: Callable[[], None],
 ) -> None:
     """Fill in a group's pairs, round by round; `keep` is called after each.
 
-    to_come: number of groups after this one. Raises TurnError where the first rung is the reference of all
-    and cannot start.
+    to_come: number of groups after this one. check_text: called once all processes of a start have read their
+    text, and raises BenchError where that is another than at the beginning. Raises TurnError where the first
+    rung is the reference of all and cannot start.
     """
     times = cpu_times()
     for start in range(options.starts):
         begun = time.monotonic()
         with _Processes(options, group, scratch, tell) as processes:
             processes.start()
+            check_text()
             warm = time.monotonic()
             for number in range(options.rounds):
                 took = processes.round(start * options.rounds + number)
@@ -202,6 +210,7 @@ class _Processes(contextlib.ExitStack):
                 paused.steps(max(WARM_UP, options.ladder.protocol.min_warmup_steps))
                 paused.stop()
                 self._check_memory(paused)
+                self._check_version(rung.name, paused)
             except TurnError as error:
                 group.drop(name, error)
                 self._tell(f"{name}: {error}")
@@ -211,6 +220,11 @@ class _Processes(contextlib.ExitStack):
             self._paused[name], self._stacks[name] = paused, stack.pop_all()
             self.callback(self._stacks[name].close)
         return True
+
+    def _check_version(self, rung: str, paused: PausedProcess) -> None:
+        before = self._group.versions.get(rung, paused.version)
+        if paused.version != before:
+            raise TurnError(f"its code changed between starts: it was {before} and is {paused.version}")
 
     def _check_memory(self, newest: PausedProcess) -> None:
         processes = [*self._paused.values(), newest]

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import typer
@@ -38,6 +39,7 @@ from bench.run.turns.interleave import (
     seconds_left,
 )
 from bench.run.turns.paused_process import started
+from gpt2.files.shard_format import shard_header
 
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
   {name: d, set: {attention: sdpa}}]"""
@@ -163,7 +165,13 @@ def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cut(
-        asked: TurnOptions, group: Group, scratch: Path, tell: object, keep: object, to_come: int
+        asked: TurnOptions,
+        group: Group,
+        scratch: Path,
+        tell: object,
+        keep: object,
+        to_come: int,
+        check_text: object,
     ) -> None:
         group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
         raise KeyboardInterrupt
@@ -262,6 +270,42 @@ def test_a_rung_that_fails_in_the_last_pairs_is_told_by_the_results_too(peer, tm
     process.communicate(timeout=600)
     assert process.returncode == 6
     assert "other" in kept(out)["groups"][0]["failed"]
+
+
+def tokens(path: Path, seed: int) -> None:
+    """Put a shard of the tiny model's tokens at `path`, in place of what is there."""
+    new, ids = path.with_suffix(".new"), np.random.default_rng(seed).integers(0, 500, 4000, np.uint16)
+    new.write_bytes(shard_header(len(ids)) + ids.tobytes())
+    new.replace(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ("text", "the text changed while the run went on; put it back, or begin anew"),
+        ("script", "other: its code changed between starts: it was "),
+    ],
+)
+def test_what_changes_between_starts_is_told_and_the_start_before_it_stays(
+    peer, tmp_path: Path, changed: str, complaint: str
+) -> None:
+    ladder, out, text = peer(TRAINER, peer="own"), tmp_path / "out", tmp_path / "mine.bin"
+    tokens(text, seed=1)
+    command = [sys.executable, "-m", "bench.cli", "turns", str(ladder), "--set", "workload.data=mine"]
+    command += ["--data", str(text), "--starts", "2", "--rounds", "1", "--out", str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: any(path.stat().st_size for path in out.rglob("turns-*.json")), process)
+    if changed == "text":
+        tokens(text, seed=2)
+    else:
+        with (tmp_path / "checkout" / "train.py").open("a") as script:
+            script.write("# another\n")
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 6, said
+    assert complaint in said
+    pair = kept(out)["groups"][0]["pairs"][0]
+    assert [len(start["rung"]) for start in pair["starts"]] == [1]
 
 
 @pytest.mark.slow
