@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from bench.process.worker_side import (
 )
 from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
+from bench.run.command import add_outcome_argument
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.config.workload import PRESETS, GPT2Config
 from gpt2.device import Device, check, find
@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=0.3, help="of timing per matmul, after as much heating up"
     )
-    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    add_outcome_argument(parser)
     arguments = parser.parse_args()
     toggles = Toggles(device=arguments.device)
     enter_environment(toggles, "bench.ceiling")

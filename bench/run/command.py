@@ -89,6 +89,17 @@ def ladder_words(ladder: Ladder, rung: Rung, overrides: Iterable[str]) -> list[s
     return words + [word for name in rung.without for word in ("--without", name)]
 
 
+def add_outcome_argument(parser: argparse.ArgumentParser) -> None:
+    """Have a process take the file that its outcome is written to."""
+
+    def file(text: str) -> Path:
+        if os.path.isdir(text):
+            raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
+        return Path(text)
+
+    parser.add_argument("--out", type=file, required=True, help="file to write the outcome to")
+
+
 def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
     """Have a process take a ladder, one of its rungs, and what ladder_words() returns."""
     changes = {"action": "append", "default": []}

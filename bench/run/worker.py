@@ -37,7 +37,7 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import CacheState, Proof
 from bench.records.record import Kind, Outcome
-from bench.run.command import add_ladder_arguments, loaded
+from bench.run.command import add_ladder_arguments, add_outcome_argument, loaded
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.config.tolerances import GRADIENT_TOLERANCE
 from gpt2.config.validation import ConfigError
@@ -95,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--gradients", action="store_true", help="compare gradients with those of torch's eager code"
     )
-    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    add_outcome_argument(parser)
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument(
         "--stop-below", type=float, metavar="TPS", help="end at a warm-up step of fewer tokens per second"

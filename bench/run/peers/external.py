@@ -33,7 +33,7 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import CacheState, Measurement, Rank
 from bench.records.record import Outcome, Status
-from bench.run.command import add_ladder_arguments, loaded
+from bench.run.command import add_ladder_arguments, add_outcome_argument, loaded
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, LogRelay, LogTiming, TrainerLog
 from gpt2.config.toggles import HOST
@@ -59,7 +59,7 @@ def main() -> int:
         prog="python -m bench.external", description="Measure a ladder's external rung."
     )
     add_ladder_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    add_outcome_argument(parser)
     arguments = parser.parse_args()
     use_streams()  # the peer's log may hold what the encoding of this locale lacks
     try:

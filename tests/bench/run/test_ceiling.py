@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from places import ROOT
 from runs import Silent
 
 from bench.errors import BenchError
@@ -340,3 +343,20 @@ def test_the_process_tells_how_far_it_is(quick: None, tmp_path: Path) -> None:
 
     small(Cpu(), progress=ProgressFile(tmp_path / "m.json"))
     assert '"phase": "ceiling"' in progress_path(tmp_path / "m.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("bench.worker", ["ladders/smoke.yaml", "baseline"]),
+        ("bench.external", ["ladders/smoke.yaml", "baseline"]),
+        ("bench.ceiling", ["--device", "cpu", "--tokens", "64", "--model", "tiny"]),
+    ],
+)
+def test_a_folder_for_the_outcome_is_refused_before_anything_is_measured(
+    module: str, words: list[str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", module, *words, "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"argument --out: {tmp_path} is a folder; name a file\n")
