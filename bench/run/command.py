@@ -93,9 +93,12 @@ def add_outcome_argument(parser: argparse.ArgumentParser) -> None:
     """Have a process take the file that its outcome is written to."""
 
     def file(text: str) -> Path:
-        if os.path.isdir(text):
-            raise argparse.ArgumentTypeError(f"{text} is a folder; name a file")
-        return Path(text)
+        path = Path(text)
+        if path.exists() and not path.is_file():  # a device would be replaced by the file
+            raise argparse.ArgumentTypeError(f"{text} is no file; name one")
+        if not path.absolute().parent.is_dir():
+            raise argparse.ArgumentTypeError(f"{path.absolute().parent} is no folder; name a file in one")
+        return path
 
     parser.add_argument("--out", type=file, required=True, help="file to write the outcome to")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import weakref
@@ -353,10 +354,19 @@ def test_the_process_tells_how_far_it_is(quick: None, tmp_path: Path) -> None:
         ("bench.ceiling", ["--device", "cpu", "--tokens", "64", "--model", "tiny"]),
     ],
 )
-def test_a_folder_for_the_outcome_is_refused_before_anything_is_measured(
+def test_what_takes_no_outcome_is_refused_before_anything_is_measured(
     module: str, words: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", module, *words, "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.endswith(f"argument --out: {tmp_path} is a folder; name a file\n")
+    fifo, none = tmp_path / "fifo", tmp_path / "none"
+    os.mkfifo(fifo)
+    refused = {
+        tmp_path: f"{tmp_path} is no file",
+        fifo: f"{fifo} is no file",
+        none / "m.json": f"{none} is no",
+    }
+    for out, complaint in refused.items():
+        command = [sys.executable, "-m", module, *words, "--out", str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert f"argument --out: {complaint}" in done.stderr
+    assert fifo.is_fifo()
