@@ -62,7 +62,7 @@ def turns(
     from bench.ladder.ladder import load
     from bench.records.record import ResultsFile
     from bench.run.probe import probe
-    from bench.run.runner import check_data, new_results
+    from bench.run.runner import check_data, new_results, text_changed
     from bench.run.suited import supported, with_best
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
@@ -93,8 +93,7 @@ def turns(
 
     def check_text() -> None:
         if check_data(loaded, options.rungs, data) != data_sha256:
-            where = data or f"{loaded.path}: workload.data"
-            raise BenchError(f"{where}: the text changed while the run went on; put it back, or begin anew")
+            raise BenchError(text_changed(loaded, data))
 
     with (
         closing(ResultsFile(path)),

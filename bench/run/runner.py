@@ -203,14 +203,13 @@ def _run_tasks(
                 what = f"rung {task.rung.name!r}: {_not_run(problem)}"
                 return False, f"{what}; {_kept(results, records, on_quick)}"
             try:
-                changed = _text_changed(record, executor, data_sha256)
+                changed = _read_another_text(record, executor, data_sha256)
             except Exception as error:
                 changed = False
                 unsure = f"its text was not compared with the run's ({cause(error)}); the measurement stands"
                 record = record.model_copy(update={"warnings": [*record.warnings, unsure]})
             if changed:
-                where = options.data or f"{executor.ladder.path}: workload.data"
-                what = f"{where}: the text changed while the run went on; put it back, or begin anew"
+                what = text_changed(executor.ladder, options.data)
                 return False, f"{what}; {_not_kept(record)}{_kept(results, records, on_quick)}"
             unwritten = record
             records.append(record)
@@ -241,7 +240,13 @@ def _not_run(problem: OSError) -> str:
     return f"{problem.filename or 'its process could not be run'}: {problem.strerror or problem}"
 
 
-def _text_changed(record: Record, executor: Executor, data_sha256: str) -> bool:
+def text_changed(ladder: Ladder, data: Path | None) -> str:
+    """Say that the corpus, which lies at `data` if given, is another than when the run began."""
+    where = data or f"{ladder.path}: workload.data"
+    return f"{where}: the text changed while the run went on; put it back, or begin anew"
+
+
+def _read_another_text(record: Record, executor: Executor, data_sha256: str) -> bool:
     """Whether a process of ours read another text than the run began with, or could not read it any more."""
     if record.external or record.kind == "ceiling":
         return False

@@ -84,7 +84,7 @@ def _starting() -> Iterator[None]:
     except BrokenProcessPool:  # it had started
         raise
     except (OSError, RuntimeError) as error:  # the latter for threads
-        why = limit_met(error) or str(error)
+        why = limit_met(error) or getattr(error, "strerror", None) or error
         raise DataError(f"a process that tokenises cannot be started: {why}, or take --processes 1") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)

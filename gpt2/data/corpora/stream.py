@@ -259,11 +259,12 @@ def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -
         )
     for key, value in identity.items():
         if state.get(key) != value:
-            what = _differing(state, identity, key)
             if key == "source":  # its files have been compared
                 what = _differing(state[key], value, *(name for name in value if name != "files"))
-            if key == "held_out":
+            elif key == "held_out":
                 what = "other tokens held out for validation (see evaluation and --val-corpus)"
+            else:
+                what = _differing(state, identity, key)
             raise DataError(
                 f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the "
                 "same corpus and settings"

@@ -362,7 +362,7 @@ def test_what_takes_no_outcome_is_refused_before_anything_is_measured(
     refused = {
         tmp_path: f"{tmp_path} is no file",
         fifo: f"{fifo} is no file",
-        none / "m.json": f"{none} is no",
+        none / "m.json": f"{none} is no folder",
     }
     for out, complaint in refused.items():
         command = [sys.executable, "-m", module, *words, "--out", str(out)]
