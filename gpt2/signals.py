@@ -33,6 +33,27 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
             signal.signal(each, before)
 
 
+@contextlib.contextmanager
+def interrupt_held_back() -> Iterator[None]:
+    """Let a Ctrl-C within the block take effect at its end; a process started in the block never hears one.
+
+    Blocking the signal is not enough: any other thread of this process takes it then, and Python raises
+    KeyboardInterrupt in the main thread all the same.
+    """
+    came = threading.Event()
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: came.set()) if in_main else None
+    try:
+        yield
+    finally:
+        if in_main:
+            signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        if came.is_set():
+            signal.raise_signal(signal.SIGINT)
+
+
 AGAIN_SECONDS = 0.1
 _dropped = threading.Event()
 

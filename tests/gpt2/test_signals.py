@@ -1,10 +1,16 @@
-"""Ctrl-C that falls into code whose exceptions Python ignores."""
+"""Ctrl-C that falls into code whose exceptions Python ignores, or into the start of a process."""
 
+import os
+import signal
+import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from places import ROOT
+
+from gpt2.signals import interrupt_held_back
 
 PROGRAM = """
 import contextlib, signal, time
@@ -31,3 +37,50 @@ def test_control_c_within_a_destructor_is_heard_after_it(block: str) -> None:
     command = [sys.executable, "-c", PROGRAM.replace("BLOCK", block)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert (done.stdout, done.stderr) == ("heard\n", "")
+
+
+def test_an_interrupt_that_another_thread_takes_is_held_back_to_the_end_of_the_block() -> None:
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()  # with the signal not blocked
+    told, handled = socket.socketpair()
+    handled.setblocking(False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    wakeup = signal.set_wakeup_fd(handled.fileno())
+    steps = []
+
+    def interrupted_at_work() -> None:
+        with interrupt_held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            told.recv(1)  # the other thread took it
+            steps.append("went on")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_at_work()
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGINT, before)
+        over.set()
+        other.join()
+        told.close()
+        handled.close()
+    assert steps == ["went on"]
+
+
+def test_what_is_started_while_an_interrupt_is_held_back_hears_none() -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGINT); print('goes on')"
+    with interrupt_held_back():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "goes on\n"
+
+
+def test_an_interrupt_after_the_block_is_raised_at_once() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interrupt_held_back():
+            pass
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)

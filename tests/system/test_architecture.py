@@ -47,7 +47,7 @@ gpt2.interop: gpt2.errors gpt2.model gpt2.data gpt2.files gpt2.config
 gpt2.training: gpt2.errors gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
 gpt2.model: gpt2.config gpt2.hardware
 gpt2.device: gpt2.errors gpt2.config gpt2.hardware gpt2.prefetch
-gpt2.data: gpt2.errors gpt2.text gpt2.files gpt2.config gpt2.prefetch
+gpt2.data: gpt2.errors gpt2.text gpt2.files gpt2.config gpt2.prefetch gpt2.signals
 gpt2.text: gpt2.files
 gpt2.config: gpt2.errors
 gpt2.hardware:

@@ -25,6 +25,7 @@ from gpt2.data.documents import SEPARATOR
 from gpt2.errors import limit_met
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import TOKEN
+from gpt2.signals import interrupt_held_back
 from gpt2.text import TokeniseError, gpt2_encoding
 from gpt2.text import encode as encode_text
 
@@ -76,18 +77,17 @@ def encode_one(piece: Piece) -> np.ndarray:
 def _starting() -> Iterator[None]:
     """Raises DataError where no process or thread can be started.
 
-    What is started is deaf to Ctrl-C, which reaches it too, from its first moment on.
+    Ctrl-C reaches what is started, too: it is deaf to it from its first moment on, and it is given all that
+    it needs to start before this process obeys.
     """
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        with interrupt_held_back():
+            yield
     except BrokenProcessPool:  # it had started
         raise
     except (OSError, RuntimeError) as error:  # the latter for threads
         why = limit_met(error) or getattr(error, "strerror", None) or error
         raise DataError(f"a process that tokenises cannot be started: {why}, or take --processes 1") from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _try_room(processes: int) -> None:
