@@ -131,8 +131,8 @@ class Scoreboard:
         return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
 
     @property
-    def sure(self) -> bool:
-        """Whether its fastest rung is surely ahead of all other sound ones."""
+    def clear_lead(self) -> bool:
+        """Whether its fastest rung is clearly ahead of all other sound ones."""
         return self.delta is not None and self.fastest is not None and not self.ties
 
     @property

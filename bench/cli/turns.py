@@ -220,7 +220,7 @@ def _ahead(pairs: Sequence[Result], floors: dict[int, float | None]) -> str:
     sure = f"({', '.join(filter(None, (interval, noise, verdict_word(best.verdict) or 'not replicated')))})"
     if len({pair.over for pair in compared}) > 1:
         faster = [pair.rung for pair in compared if pair.verdict == "faster"]
-        all_faster = f"faster than their reference: {listed(faster)}" if faster else "none is surely faster"
+        all_faster = f"faster than their reference: {listed(faster)}" if faster else "none is clearly faster"
         most = "Gained most" if r.value >= 1 else "Lost least"
         return f"{most}: {best.rung}, {times(r.value)} {best.over} {sure}; {all_faster}."
     if r.value >= 1:

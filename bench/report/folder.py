@@ -105,7 +105,7 @@ def _fastest_runs(boards: Sequence[Scoreboard], page_of: Mapping[int, str]) -> I
         cells = [
             markdown(hardware),
             markdown(task_title(board)),
-            f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
+            f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.clear_lead else ' ?'}",
             f"{number(fastest.mean_tps)}{', interrupted' if board.interrupted else ''}",
             f"{times(over.value)} over {markdown(board.rows[0].rung)}" if over else DASH,
             limit_of(board, fastest) or DASH,

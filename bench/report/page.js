@@ -189,7 +189,7 @@ function ticks(least, most, log, bars) {
 
 let run = data.runs[data.chosen];
 
-const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or none that is surely more than the noise",
+const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or unclear: not wholly beyond the noise floor",
   failed: "dashed: does not count, and the text says why", other: "outlined: another trainer"};
 
 function kindOf(row) {

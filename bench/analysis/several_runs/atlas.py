@@ -70,7 +70,7 @@ class AtlasRow:
 
     @property
     def differs(self) -> bool:
-        """Whether it is surely faster on one machine and surely slower on another."""
+        """Whether it is faster on one machine and slower on another, by its verdicts."""
         return {"faster", "slower"} <= {cell.verdict for cell in self.cells.values()}
 
     @property
@@ -85,7 +85,7 @@ MOST_TOGGLES = 2
 
 
 def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[AtlasRow]:
-    """A line for each change, what surely gained most first.
+    """A line for each change, the largest clear gain first.
 
     machines: the runs of each machine and task, by the title of its column. Only sound rungs count, over a
     rung before that is sound or had no effect, and changes of MOST_TOGGLES at most. figures: published ones,

@@ -324,7 +324,7 @@ def _shipped(name: str) -> Ladder | None:
 
 
 def certainty(board: Scoreboard, best: Row) -> str:
-    """How surely the fastest rung is faster than the first, and than the others."""
+    """How much faster the fastest rung is than the first, and over which others its lead is unclear."""
     if board.delta is None:
         if board.rounds < LEAST_ROUNDS:
             longer = more_rounds(board, f"--repeats {LEAST_ROUNDS}")
@@ -339,7 +339,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
         words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval){beyond}")
         ties = [row for row in ties if row is not first]  # of which that tells
     if ties:
-        words.append(f"round by round not surely faster than {listed([row.rung for row in ties])}")
+        words.append(f"lead unclear over {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 

@@ -123,7 +123,7 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
         return f"No claim: {control} a lead may be noise."
     groups = {
         "faster than": [result for result in measured if result.clear],
-        "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
+        "not clearly faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
         "slower than": [result for result in measured if result.verdict == "slower"],
     }
     count = f"{f'{len(measured)} peers' if len(measured) > 1 else 'one peer'} measured in this run"

@@ -297,7 +297,7 @@ def findings(
         if not board.swept:
             yield f"How sure: {certainty(board, best)}."
             if board.delta is not None:
-                yield f"Largest sure gains: {_gained(board, best)}."
+                yield f"Largest clear gains: {_gained(board, best)}."
     yield _limit(board, best)
     if spent := _most_spent(board, best):
         yield f"The fastest rung's time: {', '.join(spent)}."
@@ -340,7 +340,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
     if tried:
         best_first = sorted(tried, key=lambda name: max(tried[name], default=0.0), reverse=True)
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
-        yield f"Tried and left out, slower or no sure gain: {'; '.join(said)}."
+        yield f"Tried and left out, slower or no clear gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
         came = "kept" if scout.carried else "left out"
         if not scout.carried and scout.check != "ok":
@@ -367,7 +367,7 @@ def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
 
 
 def most_gained(board: Scoreboard) -> list[Row]:
-    """The three rungs that surely gained most over the rung before, the best first.
+    """The three rungs with the largest clear gains over the rung before, the best first.
 
     A rung that is no faster than one above it gained nothing: it makes good what another lost.
     """
@@ -392,7 +392,7 @@ def _limit(board: Scoreboard, best: Row) -> str:
 
 
 def _gained(board: Scoreboard, best: Row) -> str:
-    """What gained most over the rung before, and what all after the last of those gained, if that is sure."""
+    """What gained most over the rung before, and what all after the last of those did, if that is clear."""
     gained = most_gained(board)
     said = [f"{plain(row.rung)} {bare_ratio(row.gain)}" for row in gained]
     last = max(gained, key=lambda row: row.index, default=None)

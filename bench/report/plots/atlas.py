@@ -84,7 +84,7 @@ def _written(cell: Cell) -> str:
 
 
 def _finding(shown: Sequence[AtlasRow]) -> str:
-    """The change that was surely faster on most machines."""
+    """The change that was faster on most machines."""
 
     def gains(line: AtlasRow) -> list[float]:
         return sorted(

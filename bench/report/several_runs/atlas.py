@@ -44,7 +44,7 @@ def whole(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> At
 
 
 def pictured(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Atlas | None:
-    """What a picture has room for: changes with a sure verdict or figures of several machines.
+    """What a picture has room for: changes that are faster or slower somewhere, or of several machines.
 
     None where fewer than two machines have one.
     """
@@ -60,8 +60,8 @@ def _of(lines: Sequence[AtlasRow], columns: Iterable[str]) -> Atlas:
 
 
 def _has_room(line: AtlasRow) -> bool:
-    sure = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
-    return sure or len(line.cells) + len(line.published) > 1
+    clear = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
+    return clear or len(line.cells) + len(line.published) > 1
 
 
 def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Table | None:
@@ -102,23 +102,27 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
             "what changed. What a source tells by a name alone is left out."
         )
     return Table(
-        title=TITLE, columns=columns, rows=found.lines, first=list(_surely(found.lines)), notes=notes
+        title=TITLE,
+        columns=columns,
+        rows=found.lines,
+        first=list(_faster_and_slower(found.lines)),
+        notes=notes,
     )
 
 
-def _surely(lines: Sequence[AtlasRow]) -> Iterator[str]:
-    """The changes that are surely faster, and those that are surely slower, those in most columns first."""
+def _faster_and_slower(lines: Sequence[AtlasRow]) -> Iterator[str]:
+    """The changes with the verdict faster, and those with slower, what is so in most columns first."""
     for verdict in ("faster", "slower"):
-        sure = {
+        found = {
             line.title: (count, len(line.cells))
             for line in lines
             if (count := sum(cell.verdict == verdict for cell in line.cells.values()))
         }
-        most = sorted(sure, key=lambda title: -sure[title][0])[:NAMED_CHANGES]
-        named = "; ".join("{}: {} of {}".format(title, *sure[title]) for title in most)
+        most = sorted(found, key=lambda title: -found[title][0])[:NAMED_CHANGES]
+        named = "; ".join("{}: {} of {}".format(title, *found[title]) for title in most)
         if named:
-            more = f" and {len(sure) - NAMED_CHANGES} more" if len(sure) > NAMED_CHANGES else ""
-            yield f"Surely {verdict}, in how many of the columns that have it: {named}{more}."
+            more = f" and {len(found) - NAMED_CHANGES} more" if len(found) > NAMED_CHANGES else ""
+            yield f"{verdict.capitalize()}, in how many of the columns that have it: {named}{more}."
 
 
 def parted(table: Table) -> tuple[Table, Table]:

@@ -146,12 +146,14 @@ def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboar
         Column("rounds", _rounds, drop=2),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
     ]
-    unsure = "? The lead of its fastest rung over the others of its run is not told from noise."
+    unclear = "? The lead of its fastest rung over the others of its run is not told from noise."
     return Brief(
         answer=answer or [f"{plural(len(runs), 'run')}, none with a rung that is ok."],
-        table=Table(title="", columns=columns, rows=runs, mark=lambda run: "" if run.board.sure else "?"),
+        table=Table(
+            title="", columns=columns, rows=runs, mark=lambda run: "" if run.board.clear_lead else "?"
+        ),
         findings=[
-            *([] if all(run.board.sure for run in runs) else [unsure]),
+            *([] if all(run.board.clear_lead for run in runs) else [unclear]),
             *not_listed(passed_over, [run.fastest for run in runs if run.fastest]),
         ],
         hints=["One run: bench report FILE · all tables: --full"],
@@ -210,7 +212,7 @@ def _hardware(
     ours = by_speed(rungs)
     published = fastest_published(figures, task)
     notes = [
-        "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, "
+        "One line for each run: its fastest rung, by mean tokens per second. How sure that is, "
         "and what else must be known of it, stands beneath the run's scoreboard.",
         *incomplete_note(ours),
         *ranks_note(ours),

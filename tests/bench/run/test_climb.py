@@ -700,7 +700,7 @@ def test_rungs_are_tried_together_as_long_as_the_rounds_fit_into_the_most_that_a
 
 
 def test_how_much_the_best_differs_from_itself_is_noise_for_later_rungs(write_ladder) -> None:
-    """b is 20 % slower when it is tried again; 1.1 times that is no sure gain."""
+    """b is 20 % slower when it is tried again; 1.1 times that is no clear gain."""
     ladder = load(write_ladder(FIVE, carry="if_faster"))
 
     def run(task: Task) -> Record:

@@ -70,7 +70,7 @@ def test_a_failed_check_or_other_maths_gives_no_cell() -> None:
     assert line.title == "autocast=bfloat16"
 
 
-def test_what_surely_gained_most_comes_first_and_changes_of_three_toggles_are_left_out() -> None:
+def test_the_largest_clear_gain_comes_first_and_changes_of_three_toggles_are_left_out() -> None:
     many = replace(FUSED, attention="sdpa")
     a = ladder(("base", CUDA, 100.0), ("half", BF16, 150.0), ("fused", FUSED, 300.0))
     b = ladder(("base", CUDA, 100.0), ("many", many, 900.0))

@@ -120,9 +120,9 @@ ONE = "Of the one peer measured in this run"
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
-        ((2000.0, 1500.0, 2600.0), f"{ONE}, ours is not surely faster than nanoGPT."),
-        # Surely a little faster, within the noise floor.
-        ((1990.0,), "ours is not surely faster than nanoGPT."),
+        ((2000.0, 1500.0, 2600.0), f"{ONE}, ours is not clearly faster than nanoGPT."),
+        # Clearly a little faster, within the noise floor.
+        ((1990.0,), "ours is not clearly faster than nanoGPT."),
         ((5000.0,), "ours is slower than nanoGPT."),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
     assert 1 < only.ratio.low < 1 + found.delta
     assert (only.verdict, only.clear) == ("faster", False)
     assert claim(loud).startswith(
-        "Of the one peer measured in this run, ours is not surely faster than nanoGPT."
+        "Of the one peer measured in this run, ours is not clearly faster than nanoGPT."
     )
 
 
@@ -162,7 +162,7 @@ def test_each_peer_that_was_measured_is_named_and_how_ours_does_against_it() -> 
     both = claim([*rounds_of(1500.0), *slow])
     assert both.startswith("Ours is faster than each of the 2 peers measured in this run (nanoGPT, Trainer).")
     every = claim([*rounds_of(1990.0), *slow, *quick])
-    said = "ours is faster than Trainer; not surely faster than nanoGPT; slower than JAX."
+    said = "ours is faster than Trainer; not clearly faster than nanoGPT; slower than JAX."
     assert every.startswith(f"Of the 3 peers measured in this run, {said}")
 
 

@@ -87,7 +87,7 @@ def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out(
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())
-    tried, _, rest = words.partition("slower or no sure gain: ")[2].partition(
+    tried, _, rest = words.partition("slower or no clear gain: ")[2].partition(
         ". Could not run on this machine"
     )
     cannot = rest.partition(": ")[2].partition(". ")[0].split(", ")
@@ -100,7 +100,7 @@ def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out(
 
 def test_tries_of_one_rung_stand_together_and_the_rung_that_came_nearest_is_first() -> None:
     words = " ".join(text(board_of("choosing"), 200).split())
-    tried = words.partition("slower or no sure gain: ")[2].partition(". ")[0].split("; ")
+    tried = words.partition("slower or no clear gain: ")[2].partition(". ")[0].split("; ")
     assert tried[0] == "SDPA 1.08x"
     assert "compiled AdamW 0.97x, then 1.03x" in tried
     best = [max(map(float, re.findall(r"([\d.]+)x", rung))) for rung in tried]
@@ -209,7 +209,7 @@ def test_a_rung_that_changes_the_maths_is_marked_and_never_the_fastest() -> None
 
 def test_a_rung_that_makes_good_what_another_lost_gave_nothing() -> None:
     lost = ladder(("a", EAGER, 100.0), ("b", BF16, 150.0), ("c", EAGER, 90.0), ("d", FUSED, 149.0))
-    assert "Largest sure gains: b 1.50x." in text(lost)
+    assert "Largest clear gains: b 1.50x." in text(lost)
 
 
 def test_a_ladder_says_what_its_rungs_keep() -> None:
@@ -285,19 +285,19 @@ def told(board: Scoreboard, begins: str) -> str:
 def test_what_all_rungs_after_the_last_sure_gain_bring_together_is_told() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.0), ("d", JEMALLOC, 203.0))
     assert (
-        told(ladder(*rungs), "Largest sure gains")
-        == "Largest sure gains: b 2.00x; all after b together 1.01x ±0 %."
+        told(ladder(*rungs), "Largest clear gains")
+        == "Largest clear gains: b 2.00x; all after b together 1.01x ±0 %."
     )
 
 
-def test_of_rungs_that_are_not_surely_faster_together_nothing_is_told() -> None:
+def test_of_rungs_that_are_not_clearly_faster_together_nothing_is_told() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 200.0), ("d", JEMALLOC, 200.2))
-    assert told(ladder(*rungs), "Largest sure gains") == "Largest sure gains: b 2.00x."
+    assert told(ladder(*rungs), "Largest clear gains") == "Largest clear gains: b 2.00x."
 
 
 def test_a_single_rung_after_the_last_sure_gain_is_not_told_twice() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.5))
-    assert "together" not in told(ladder(*rungs), "Largest sure gains")
+    assert "together" not in told(ladder(*rungs), "Largest clear gains")
 
 
 def limited(*formats: str, flops_per_second: float = 1e12) -> Scoreboard:

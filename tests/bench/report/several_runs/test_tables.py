@@ -309,8 +309,8 @@ def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
         ["autocast=float32 (from bfloat16), matmul_precision=high", "0.40x ±0.0%, slower", "", ""],
     ]
     assert table.first == [
-        "Surely faster, in how many of the columns that have it: autocast=bfloat16: 1 of 2.",
-        "Surely slower, in how many of the columns that have it: autocast=bfloat16: 1 of 2; "
+        "Faster, in how many of the columns that have it: autocast=bfloat16: 1 of 2.",
+        "Slower, in how many of the columns that have it: autocast=bfloat16: 1 of 2; "
         "autocast=float32 (from bfloat16), matmul_precision=high: 1 of 1.",
     ]
 
