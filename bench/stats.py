@@ -19,7 +19,7 @@ LEAST_DELTA = 0.01
 """Smallest noise floor: smaller differences are of no interest even where they could be told from noise."""
 
 LOUD = 0.05
-"""A noise floor above this says nothing of what lies within it, in whole or in part."""
+"""A noise floor above this is too high to call two rungs that differ by less the same."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Fewest and most rounds of a run that goes on until its intervals are narrow."""
 
@@ -39,6 +39,14 @@ class Estimate:
     def half_width(self) -> float | None:
         """Half the interval's width relative to the value; the interval is symmetric in the logarithm."""
         return self.high / self.value - 1 if self.high is not None else None
+
+    @property
+    def variance(self) -> float | None:
+        """Variance of the logarithms of single rounds, of which this is a t interval."""
+        if self.low is None or self.high is None:
+            return None
+        half = math.log(self.high / self.low) / 2
+        return self.rounds * (half / float(stdtrit(self.rounds - 1, (1 + CONFIDENCE) / 2))) ** 2
 
     @property
     def excludes_one(self) -> bool:
@@ -115,50 +123,43 @@ def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Es
     return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), rounds)
 
 
-def noise_floor(control: Estimate | None) -> float | None:
-    """delta: the relative difference below which two rungs count as the same; None without a control.
+def noise_floor(controls: Sequence[Estimate], ratios: Sequence[Estimate]) -> float | None:
+    """delta: the relative difference that two rungs alike may show; None without an interval of a control.
 
-    control: the ratio of an A/A control, which is a rung run again at the end of each round, to that rung.
-    The half-width of its interval is this machine's noise where nothing differs. Where the interval excludes
-    1, the place in the round alone makes a difference, which counts too.
+    controls: the ratio of each A/A control, which is a rung run again at the end of each round, to that rung.
+    ratios: of each other rung to the one before, paired within rounds as the controls are.
+    It is the half-width of such a ratio's interval, from the scatter of all of them between rounds: three
+    rounds of a control alone tell it to within a factor of three. Where a control's interval excludes 1, the
+    place in the round alone makes a difference, which counts too.
     """
-    if control is None or control.half_width is None or control.low is None or control.high is None:
+    known = [control for control in controls if control.half_width is not None]
+    if not known:
         return None
-    if control.low <= 1 <= control.high:
-        return max(LEAST_DELTA, control.half_width)
-    return max(LEAST_DELTA, control.high - 1, 1 / control.low - 1)
+    scattered = [each for each in (*known, *ratios) if each.variance is not None]
+    freedom = sum(each.rounds - 1 for each in scattered)
+    variance = math.fsum((each.rounds - 1) * (each.variance or 0.0) for each in scattered) / freedom
+    rounds = min(control.rounds for control in known)
+    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / rounds)
+    places = [max(each.high or 1, 1 / (each.low or 1)) - 1 for each in known if each.excludes_one]
+    return max(LEAST_DELTA, math.expm1(half), *places)
 
 
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
-    """The verdict on a speed-up; an interval that is merely wide never makes it `same`.
+    """Return `faster` or `slower` where the whole interval of a ratio lies beyond the noise floor.
 
-    Nor does a noise floor that is merely high: where it is above LOUD, only an interval wholly beyond it gets
-    a verdict other than `unclear`.
+    An interval that excludes 1 would not do: of the many ratios of a ladder without any effect, some would be
+    `faster`. Where the floor is above LOUD, an interval within it does not tell that two are the `same`.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
     if delta is None:
         return "no control"
-    if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
-        return "same" if delta <= LOUD else "unclear"
-    least = 1 + delta if delta > LOUD else 1.0
-    if ratio.above(least):
+    if ratio.above(1 + delta):
         return "faster"
-    return "slower" if ratio.below(1 / least) else "unclear"
-
-
-def beyond_noise(ratio: Estimate, delta: float) -> bool:
-    """Whether the whole interval lies beyond the noise floor, on either side."""
-    return ratio.above(1 + delta) or ratio.below(1 / (1 + delta))
-
-
-def clearly_ahead(lead: Estimate | None, delta: float | None) -> bool:
-    """Whether the whole interval of a lead lies beyond the noise floor, which `faster` does not ask for.
-
-    The leader was chosen for its lead, even of two that are alike, so that an interval that excludes 1 would
-    be wrong in one of 20 such pairs.
-    """
-    return lead is not None and delta is not None and lead.above(1 + delta)
+    if ratio.below(1 / (1 + delta)):
+        return "slower"
+    within = ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta
+    return "same" if within and delta <= LOUD else "unclear"
 
 
 def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bench.analysis.row import Peaks, Row, RunCeiling, beaten_peaks, find_ceilin
 from bench.analysis.run_records import RunRecords, carried_rungs, in_order, measured, toggles_of, tps_by_round
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
-from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, verdict
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
@@ -35,7 +36,7 @@ class Scoreboard:
     last_control: Estimate | None
     """The same for our last rung; None where that is the first, and in older runs."""
     delta: float | None
-    """The noise floor, a relative difference, by the noisier control; None without a control."""
+    """The noise floor, a relative difference; None without a control."""
     ceilings: dict[str, RunCeiling]
     """Measured ceilings by kind of device."""
     peaks: Peaks
@@ -119,7 +120,7 @@ class Scoreboard:
 
     @property
     def ties(self) -> tuple[Row, ...]:
-        """Other sound rungs, over which the lead of the fastest does not clearly exceed the noise floor."""
+        """Other sound rungs than which the fastest is not `faster`, by the verdict on the ratio of both."""
         best, first = self.fastest, self.rows[0]
         if best is None:
             return ()
@@ -128,7 +129,9 @@ class Scoreboard:
             speeds[first.index] = self.records.first_tps_by_round(self.records_of(first))
         leads = {index: paired_ratio(speeds[best.index], tps) for index, tps in speeds.items()}
         others = [row for row in self.sound if row is not best]
-        return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
+        return tuple(
+            row for row in others if not (lead := leads[row.index]) or verdict(lead, self.delta) != "faster"
+        )
 
     @property
     def clear_lead(self) -> bool:
@@ -231,8 +234,9 @@ def scoreboard(
     if control_tps:
         last = max(control_tps)
         last_control = paired_ratio(control_tps[last], tps_by_round(records.rungs.get(last, ())))
-    floors = [floor for ratio in (control, last_control) if (floor := noise_floor(ratio)) is not None]
-    delta = max(floors, default=None)
+    speeds = [tps_by_round(rung) for rung in records.own_rungs]
+    between = [ratio for before, tps in pairwise(speeds) if (ratio := paired_ratio(tps, before))]
+    delta = noise_floor([ratio for ratio in (control, last_control) if ratio], between)
     ceilings = find_ceilings([*records, *elsewhere])
     beaten = beaten_peaks(records, ceilings)
     peaks = find_peaks(records, beaten)

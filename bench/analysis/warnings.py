@@ -84,7 +84,7 @@ def _of_run(board: Scoreboard, records: Sequence[Record]) -> Iterator[str]:
         yield f"measured on a changed checkout of commit {board.environment.commit}"
     for device, rate in board.beaten.items():
         told = f"a matmul ran at {rate / 1e12:.3g} TFLOP/s, above the peak derived for this {device}"
-        yield f"no MFU is shown: {told}, which is therefore wrong; no speed depends on it"
+        yield f"no MFU is shown: {told}, so that this peak is wrong; no speed or limit depends on it"
 
 
 def _of_process(record: Record) -> Iterator[str]:

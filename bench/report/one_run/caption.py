@@ -29,7 +29,7 @@ from bench.ladder.shipped import QUICK, shipped
 from bench.records.measurement import Measurement
 from bench.records.record import Record
 from bench.report.table import MethodNote
-from bench.stats import LEAST_ROUNDS, LOUD, noise_floor
+from bench.stats import LEAST_ROUNDS, LOUD
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import Workload
 
@@ -177,21 +177,18 @@ def _verdicts(board: Scoreboard) -> Iterator[str]:
         here = f"of the A/A control only {rounds} here" if control else "there is no A/A control"
         yield f"No verdicts: {here}, and nothing else tells noise from a difference."
         return
-    controls = [(name, c) for name, c in (("first", control), ("last", last)) if c and noise_floor(c)]
+    controls = [
+        (name, c) for name, c in (("first", control), ("last", last)) if c and c.half_width is not None
+    ]
     (name, ran), *other = [(name, with_interval("{:.3f}x".format, c)) for name, c in controls]
     yield (
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
         f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}."
     )
-    if board.delta > LOUD:
-        rule = (
-            f"faster or slower, if the whole interval lies beyond the noise floor, which is above {LOUD:.0%}"
-        )
-    else:
-        rule = (
-            "no difference, if the interval lies within the noise floor; faster or slower, if it excludes 1"
-        )
-    yield MethodNote(f"Verdicts on the rung before: {rule}; else unclear.")
+    within = "no difference, if it lies within; " if board.delta <= LOUD else ""
+    rule = f"faster or slower, if the whole interval lies beyond the noise floor; {within}else unclear"
+    scatter = "The floor is by the scatter between rounds of all these ratios and the controls'"
+    yield MethodNote(f"Verdicts on the rung before: {rule}. {scatter}.")
     yield from (f"Warning: {warning}" for warning in noise_warnings(board))
 
 

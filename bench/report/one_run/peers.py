@@ -11,7 +11,7 @@ from bench.analysis.several_runs.compare import RANKED
 from bench.analysis.several_runs.rungs import RungView, fastest_rung, name_with_caveats, speed_ratio
 from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
-from bench.stats import LEAST_ROUNDS, Estimate, Verdict, clearly_ahead, verdict
+from bench.stats import LEAST_ROUNDS, Estimate, Verdict, verdict
 
 NAMED = 6
 """Peers that a sentence names; the table has all of them."""
@@ -26,8 +26,6 @@ class PeerResult:
     """Speed-up of ours over the peer, paired within rounds."""
     verdict: Verdict | None
     """Verdict on the ratio; None where our rung has a caveat, too."""
-    clear: bool
-    """Whether sentences call ours faster: the whole interval lies beyond the noise floor."""
     memory: float | None
     """Peak memory of ours over the peer's."""
 
@@ -43,7 +41,6 @@ def peer_results(board: Scoreboard) -> tuple[RungView | None, list[PeerResult]]:
                 peer=peer,
                 ratio=ratio,
                 verdict=verdict(ratio, board.delta) if ratio and claimed else None,
-                clear=clearly_ahead(ratio, board.delta) and claimed,
                 memory=_memory_over(ours, peer) if ours else None,
             )
         )
@@ -122,19 +119,18 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
         control = f"without an A/A control of {LEAST_ROUNDS} rounds"
         return f"No claim: {control} a lead may be noise."
     groups = {
-        "faster than": [result for result in measured if result.clear],
-        "not clearly faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
+        "faster than": [result for result in measured if result.verdict == "faster"],
+        "not clearly faster than": [r for r in measured if r.verdict not in ("faster", "slower")],
         "slower than": [result for result in measured if result.verdict == "slower"],
     }
     count = f"{f'{len(measured)} peers' if len(measured) > 1 else 'one peer'} measured in this run"
-    if all(result.clear for result in measured):
+    if all(result.verdict == "faster" for result in measured):
         named = f" ({_named(measured)})" if len(measured) <= NAMED else ""
         claim = f"Ours is faster than {'each of ' * (len(measured) > 1)}the {count}{named}"
     else:
         claim = f"Of the {count}, ours is "
         claim += "; ".join(f"{how} {_named(group)}" for how, group in groups.items() if group)
-    claim += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
-    claim += f"{floor(board.delta)}."
+    claim += f". Faster: the whole interval lies beyond the noise floor of {floor(board.delta)}."
     control = board.rows[0]
     control_format = control.toggles.product_format()
     if not board.last_control and control_format != ours.row.toggles.product_format():

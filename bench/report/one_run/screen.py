@@ -59,7 +59,7 @@ from bench.report.one_run.caption import (
 from bench.report.one_run.tables import TOKENS, WORK, hours_to_10b, price_of, profiled, work_of
 from bench.report.table import Column, Table
 from bench.report.titles import machine_title, task_title
-from bench.stats import LOUD, clearly_ahead, paired_ratio
+from bench.stats import paired_ratio, verdict
 from gpt2.config.toggles import Toggles
 
 BAR_COLUMNS = 10
@@ -108,7 +108,7 @@ def _others_beside(source: Path) -> Iterator[str]:
     """Where the other runs of a file's folder are shown; nothing where it holds none."""
     runs = [file for file in source.parent.glob("[!.]*.jsonl") if not file.name.startswith(ROOFLINE)]
     if any(file.name != source.name for file in runs):
-        yield f"Other runs in its folder, of which one may be faster: bench report {in_shell(source.parent)}"
+        yield f"Compare with the other runs in its folder: bench report {in_shell(source.parent)}"
 
 
 def keeps(board: Scoreboard) -> str:
@@ -130,14 +130,10 @@ def _legend(board: Scoreboard) -> Iterator[str]:
         yield f"{kept[:-1]}; each compared with the last that had an effect." if passed else kept
     if any(row.tps and row.tps.low is not None for row in board.taken):
         yield "±: 95 % interval."
-    again = [name for name, ran in (("first", board.control), ("last", board.last_control)) if ran]
-    if again and board.delta is not None:
-        itself = "themselves" if len(again) > 1 else "itself"
-        yield f"Noise floor: the {' and the '.join(again)} rung again, against {itself}."
+    if board.delta is not None:
+        yield "Noise floor: how far two runs of one rung may differ."
     if any(row.verdict == "unclear" for row in board.rows):
-        loud = board.delta is not None and board.delta > LOUD
-        where = "not wholly beyond that floor" if loud else "may be a gain or a loss"
-        yield f"Unclear: {where}."
+        yield "Unclear: not wholly beyond it."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
@@ -342,12 +338,12 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried and left out, slower or no clear gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        came = "kept" if scout.carried else "left out"
+        came = "Kept together" if scout.carried else "Left out, together too"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
         if scout.ratio is not None:
-            came = f"{times(scout.ratio)}{_noise_of_try(scout.floor)}, so {came}"
-        yield f"Each within the noise when tried; all together {came}: {plain(listed(scout.together))}."
+            came += f", {times(scout.ratio)} in a try{_noise_of_try(scout.floor)}"
+        yield f"{came}, as each alone was within the noise: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
@@ -355,7 +351,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
 
 def _noise_of_try(floor: float | None) -> str:
     """The noise that a try had to exceed: another than the noise floor of the rounds."""
-    return f" (noise in the tries {whole_percent(floor, '±')})" if floor is not None else ""
+    return f" (noise of the tries {whole_percent(floor, '±')})" if floor is not None else ""
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -387,7 +383,7 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "the fastest rung's matmuls, attention and AdamW at best rates"
+    of_what = "the fastest rung's matmuls, attention and AdamW alone, each at the best rate measured here"
     return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 
@@ -398,7 +394,7 @@ def _gained(board: Scoreboard, best: Row) -> str:
     last = max(gained, key=lambda row: row.index, default=None)
     if last and sum(last.index < row.index <= best.index for row in board.sound) > 1:
         ratio = paired_ratio(*(tps_by_round(board.records_of(row)) for row in (best, last)))
-        if clearly_ahead(ratio, board.delta):
+        if ratio and verdict(ratio, board.delta) == "faster":
             together = f"all after {plain(last.rung)} together {judged_briefly(ratio, None)}"
             said.append(f"{together} {mark(best, board)}".rstrip())
     return "; ".join(said) or "none beyond the noise"

@@ -32,7 +32,7 @@ from bench.report.one_run.caption import caption, derived_peak, other_method, ot
 from bench.report.one_run.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, MethodNote, Table
-from bench.stats import beyond_noise, paired_ratio
+from bench.stats import paired_ratio, verdict
 from gpt2.config.toggles import HOST
 
 TOKENS = 10_000_000_000
@@ -389,6 +389,6 @@ class StepProfile:
             return None
         text = _milliseconds(median(now.get(key, 0.0) for key in self.now))
         changed = paired_ratio(now, before)
-        if changed is None or delta is None or not beyond_noise(changed, delta):
+        if changed is None or verdict(changed, delta) not in ("faster", "slower"):
             return text
         return f"{text}, {with_interval(lambda ratio: f'{number(ratio)}x', changed)}"

@@ -61,7 +61,7 @@ def atlas_picture(boards: Sequence[Scoreboard], figures: Sequence[Published] = (
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     kinds = [Patch(**look, label=name) for name, look in LOOKS.items()]
-    kinds.append(Patch(**UNSURE, label="no difference, or not told from noise"))
+    kinds.append(Patch(**UNSURE, label="no difference, or unclear"))
     kinds += [Patch(**PUBLISHED, label="published, not measured here")] if published else []
     figure.legend(handles=kinds, loc="outside lower left", ncols=4)
     title = "\n".join(filter(None, (_finding(shown), _reading(shown))))

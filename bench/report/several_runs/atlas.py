@@ -129,5 +129,5 @@ def parted(table: Table) -> tuple[Table, Table]:
     """The table of atlas_table() in two: what its picture shows, and the other changes."""
     shown = [line for line in table.rows if _has_room(line)]
     others = [line for line in table.rows if not _has_room(line)]
-    title = f"{plural(len(others), 'more change')}, of one machine and not told from noise"
+    title = f"{plural(len(others), 'more change')}, of one machine and neither faster nor slower"
     return replace(table, rows=shown), replace(table, title=title, rows=others, first=(), notes=())

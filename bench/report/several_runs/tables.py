@@ -144,9 +144,10 @@ def overview_brief(boards: Sequence[Scoreboard], passed_over: Sequence[Scoreboar
         Column("tokens/s", lambda run: number(run.fastest.row.mean_tps) if run.fastest else ""),
         Column("over first", lambda run: bare_ratio(run.over_first)),
         Column("rounds", _rounds, drop=2),
+        Column("begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=3),
         Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
     ]
-    unclear = "? The lead of its fastest rung over the others of its run is not told from noise."
+    unclear = "? The lead of its fastest rung over the others of its run is unclear."
     return Brief(
         answer=answer or [f"{plural(len(runs), 'run')}, none with a rung that is ok."],
         table=Table(

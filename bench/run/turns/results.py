@@ -83,8 +83,11 @@ def over_starts(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def floor_of(results: Sequence[Result]) -> float | None:
-    """Return the noise floor, from the control's ratio; None if no control was replicated."""
-    return noise_floor(next((each.ratio for each in results if each.is_control and each.replicated), None))
+    """Return the noise floor, by the control alone, as others may be of programs that scatter otherwise.
+
+    None if no control was replicated.
+    """
+    return noise_floor([each.ratio for each in results if each.is_control and each.replicated], [])
 
 
 def _judged(result: Result, floor: float | None) -> Verdict:

@@ -103,14 +103,12 @@ def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
     assert ours.row.rung == "SDPA"
     assert only.ratio is not None
     assert only.ratio.value == pytest.approx(2000 / 1500, rel=0.01)
-    assert only.clear
+    assert only.verdict == "faster"
     assert only.memory == 1.0
     text = to_markdown(board(1500.0))
     assert "#### Against peers: h100 on h100-80gb-hbm3-x1" in text
     said = "Ours is faster than the one peer measured in this run (nanoGPT)."
-    means = (
-        "Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of ±1.0%."
-    )
+    means = "Faster: the whole interval lies beyond the noise floor of ±1.0%."
     assert f"{said} {means}" in text
 
 
@@ -143,7 +141,7 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
     assert only.ratio.low is not None
     assert found.delta is not None
     assert 1 < only.ratio.low < 1 + found.delta
-    assert (only.verdict, only.clear) == ("faster", False)
+    assert only.verdict == "unclear"
     assert claim(loud).startswith(
         "Of the one peer measured in this run, ours is not clearly faster than nanoGPT."
     )
@@ -152,7 +150,7 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
 def test_without_a_control_nothing_is_claimed() -> None:
     alone = [each for each in rounds_of(1500.0) if each.kind != "control"]
     _, (only,) = peer_results(scoreboard(alone))
-    assert not only.clear
+    assert only.verdict == "no control"
     assert claim(alone) == ("No claim: without an A/A control of 3 rounds a lead may be noise.")
 
 
@@ -182,7 +180,7 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     ours, (only,) = peer_results(scoreboard(records))
     assert ours is not None
     assert ours.row.rung == "SDPA"
-    assert (only.clear, only.verdict) == (False, None)
+    assert only.verdict is None
     assert claim(records) == "No claim: ours has a caveat, which the scoreboard's warnings state."
 
 

@@ -342,7 +342,7 @@ def test_a_run_whose_folder_holds_others_says_where_these_are_shown(tmp_path: Pa
         source.with_name(no_run).write_text("")
         assert "Other runs" not in text(board)
     append(source.with_name("quick-2.jsonl"), record())
-    said = f"Other runs in its folder, of which one may be faster: bench report {source.parent}"
+    said = f"Compare with the other runs in its folder: bench report {source.parent}"
     assert said in " ".join(text(board).split())
 
 
