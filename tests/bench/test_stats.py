@@ -211,7 +211,7 @@ def test_of_ladders_whose_changes_do_nothing_at_most_one_in_forty_holds_a_false_
     generator = np.random.default_rng(7)
     false = 0
     for _ in range(1000):
-        found, delta = judged(ladder_of(np.ones(rungs), rounds, generator))
+        found, delta = judged(ladder_of([1.0] * rungs, rounds, generator))
         false += any(verdict(each, delta) in ("faster", "slower") for each in found)
     assert false / 1000 <= 0.025
 
