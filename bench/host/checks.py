@@ -31,8 +31,14 @@ SWAP_GROWTH_BYTES = 16 * 2**20
 HOT_CELSIUS = 83.0
 LOW_CLOCK = 0.7
 """Share of a GPU's highest clock that is low if it draws over half its power limit without a reason given."""
-SLOWING = ("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "ONEDNN_MAX_CPU_ISA")
-"""Variables that are usually left over from debugging."""
+SLOWING = (
+    *("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"),
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA"),
+    *("OMP_THREAD_LIMIT", "OMP_DYNAMIC", "GOMP_CPU_AFFINITY"),
+)
+"""Variables that are usually left over: from debugging, from reproducible sums, from another program."""
+OFF = ("0", "false")
+"""Values of such variables that slow nothing, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +211,7 @@ def variables() -> list[Diagnosis]:
             advice=f"unset {name} unless you mean it" if name in SLOWING else "",
         )
         for name, value in machine.variables().items()
-        if name not in SLOWING or value != "0"
+        if name not in SLOWING or name == "GOMP_CPU_AFFINITY" or value.lower() not in OFF
     ]
 
 

@@ -185,7 +185,8 @@ def _how(ended: ProcessEnd) -> str:
 def how_it_ended(exit_code: int | None) -> str:
     """Return in words how a child ended, by its exit code as subprocess has it."""
     if exit_code is not None and exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
+        memory = ", as the system does where memory is short" if exit_code == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-exit_code).name}{memory}"
     return f"exit code {exit_code}"
 
 

@@ -59,9 +59,10 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         "finite_number": "a finite number",
         "string_type": "text",
         "list_type": "a list",
+        "tuple_type": "a list",
         "dict_type": "a mapping of keys to values",
         "dataclass_type": "a mapping of keys to values",
-    }.get(problem, error["msg"])
+    }.get(problem, error["msg"].removeprefix("Input should be "))
     which = f"{noun} {key!r}: " if key else ""
     return f"{which}{value!r} should be {wanted}{_yaml(value, wanted)}"
 

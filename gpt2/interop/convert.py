@@ -131,6 +131,9 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
         if given.get(key, values[0]) not in values:
             only = f"only GPT-2 is taken, which has {values[0]!r}"
             raise ConvertError(f"{described}: {key} is {given[key]!r}; {only}")
+    if given.get("tie_word_embeddings") is False and not any("lm_head" in name for name in tensors):
+        alone = "so its lm_head is another matrix than its embedding, and the file has none"
+        raise ConvertError(f"{described}: tie_word_embeddings is False, {alone}; give the whole model")
     n_ctx = next((name for name in CONTEXTS if name in given), CONTEXTS[0])
     config = config_of(described, given, n_ctx=n_ctx)
     if (inner := given.get("n_inner")) not in (None, 4 * config.n_embd):

@@ -137,7 +137,8 @@ class WeightsAndBiases:
                 config=config,
             )
         except Exception as error:  # wandb raises many types of its own
-            raise MetricsError(f"Weights & Biases: {error}; WANDB_MODE=offline needs no key") from None
+            offline = "" if os.environ.get("WANDB_MODE") else "; WANDB_MODE=offline needs no key"
+            raise MetricsError(f"Weights & Biases: {' '.join(str(error).split())}{offline}") from None
         self._run.define_metric("*", step_metric="step")  # wandb's own step counts events
 
     def write(self, event: Event) -> None:

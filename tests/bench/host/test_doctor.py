@@ -436,15 +436,26 @@ def test_running_on_battery_is_a_warning(
     assert all(line.startswith("power: battery; plug it in") for line in lines)
 
 
-def test_a_variable_left_over_from_debugging_is_a_warning(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "slows", "harmless"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "0"),
+        ("ATEN_CPU_CAPABILITY", "default", None),
+        ("MKL_CBWR", "COMPATIBLE", None),
+        ("OMP_THREAD_LIMIT", "1", None),
+        ("OMP_DYNAMIC", "true", "FALSE"),
+        ("GOMP_CPU_AFFINITY", "0", None),
+    ],
+)
+def test_a_variable_left_over_is_a_warning(
+    name: str, slows: str, harmless: str | None, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv(name, slows)
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
-    told = "environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"
-    assert warn(root) == [told]
-    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
-    assert warn(root) == []
+    assert warn(root) == [f"environment: {name}={slows}; unset {name} unless you mean it"]
+    if harmless:
+        monkeypatch.setenv(name, harmless)
+        assert warn(root) == []
 
 
 # --- bench doctor -------------------------------------------------------------------------------------------

@@ -61,6 +61,11 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9"),
         ("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_triton_gemm=false"),
         ("CUDA_VISIBLE_DEVICES", "MIG-GPU-5ebe9c5a-d0f1/1/0"),
+        ("ATEN_CPU_CAPABILITY", "default"),
+        ("MKL_CBWR", "COMPATIBLE"),
+        ("OMP_THREAD_LIMIT", "1"),
+        ("GOMP_CPU_AFFINITY", "0"),
+        ("DNNL_MAX_CPU_ISA", "AVX2"),
     ],
 )
 def test_a_variable_that_changes_the_speed_is_recorded(

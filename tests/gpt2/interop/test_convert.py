@@ -266,6 +266,7 @@ def test_a_model_in_half_precision_is_read_as_the_numbers_that_it_has(tmp_path: 
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"n_inner": 100}, "n_inner is 100"),
         ({"n_head": None}, "n_head is None"),
+        ({"tie_word_embeddings": False}, "its lm_head is another matrix than its embedding"),
         ({"n_head": 5}, "5 heads cannot share a width of 32"),
         ({"n_layer": 1_000_000_000}, "1000000000"),
         ({"n_positions": 64}, "wpe.weight is (48, 32), not (64, 32)"),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read, seal
 from gpt2.pretrain.config import Checkpoints, TrainingRun, load
 from gpt2.pretrain.datasets import Source, open_data
-from gpt2.pretrain.metrics import Event, Kind, MetricsError, MetricsFile, TensorBoard
+from gpt2.pretrain.metrics import Event, Kind, MetricsError, MetricsFile, TensorBoard, WeightsAndBiases
 from gpt2.pretrain.metrics import read as read_metrics
 from gpt2.pretrain.session import SessionOptions
 from gpt2.text import encode
@@ -613,6 +614,22 @@ def test_metrics_of_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text() * 2)
     with pytest.raises(MetricsError, match=r"metrics.jsonl: line 3 has step 1 after step 2: it holds"):
         list(read_metrics(tmp_path))
+
+
+@pytest.mark.parametrize(("mode", "remedy"), [(None, "; WANDB_MODE=offline needs no key"), ("offline", "")])
+def test_what_wandb_refuses_is_one_line_and_names_the_offline_mode_where_none_is_set(
+    mode: str | None, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(**_: Any) -> None:
+        raise ValueError("1 validation error\n  project\n    is invalid")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    with pytest.raises(MetricsError) as caught:
+        WeightsAndBiases(tmp_path, "name", {}, "id")
+    assert str(caught.value) == f"Weights & Biases: 1 validation error project is invalid{remedy}"
 
 
 def test_metrics_that_no_checkpoint_goes_on_from_are_set_aside_and_not_lost(tmp_path: Path) -> None:
