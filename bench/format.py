@@ -140,7 +140,7 @@ def floor(delta: float) -> str:
     """A noise floor, such as ±1.5%."""
     if delta < 1:
         return f"±{delta:.1%}"
-    return "none, for two runs of one rung may differ by more than 100 %"
+    return "none, for two equal rungs may differ by more than 100 %"
 
 
 def plain(text: str) -> str:

@@ -16,10 +16,13 @@ CONFIDENCE = 0.95
 LEAST_ROUNDS = 3
 """Fewest rounds for an interval; with two, it would span a factor of two either way."""
 LEAST_DELTA = 0.01
-"""Smallest noise floor: smaller differences are of no interest even where they could be told from noise."""
-
+"""Smallest noise floor: smaller differences are of no interest, even where an interval excludes 1."""
+SAME = 0.02
+"""Largest difference of two rungs that are called the same."""
 LOUD = 0.05
-"""A noise floor above this is too high to call two rungs that differ by less the same."""
+"""A noise floor above this is worth a warning."""
+HIDDEN = 2.5
+"""Times the noise floor: of differences below this, fewer than half are found (simulated, 3 to 10 rounds)."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Fewest and most rounds of a run that goes on until its intervals are narrow."""
 
@@ -39,14 +42,6 @@ class Estimate:
     def half_width(self) -> float | None:
         """Half the interval's width relative to the value; the interval is symmetric in the logarithm."""
         return self.high / self.value - 1 if self.high is not None else None
-
-    @property
-    def variance(self) -> float | None:
-        """Variance of the logarithms of single rounds, of which this is a t interval."""
-        if self.low is None or self.high is None:
-            return None
-        half = math.log(self.high / self.low) / 2
-        return self.rounds * (half / float(stdtrit(self.rounds - 1, (1 + CONFIDENCE) / 2))) ** 2
 
     @property
     def excludes_one(self) -> bool:
@@ -124,31 +119,46 @@ def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Es
 
 
 def noise_floor(controls: Sequence[Estimate], ratios: Sequence[Estimate]) -> float | None:
-    """delta: the relative difference that two rungs alike may show; None without an interval of a control.
+    """delta: the relative difference that two equal rungs may show; None without an interval of a control.
 
     controls: the ratio of each A/A control, which is a rung run again at the end of each round, to that rung.
-    ratios: of each other rung to the one before, paired within rounds as the controls are.
-    It is the half-width of such a ratio's interval, from the scatter of all of them between rounds: three
-    rounds of a control alone tell it to within a factor of three. Where a control's interval excludes 1, the
-    place in the round alone makes a difference, which counts too.
+    ratios: of each other rung to the one before, as geometric_mean() gives them, paired within rounds.
+    It is the half-width of such a ratio's interval, from the scatter of all of them between rounds, because
+    three rounds of a control alone may miss it by a factor of six. It is no less than what a control shows,
+    whose place in the round differs most from its rung's: its mean, or the far end of an interval without 1.
     """
     known = [control for control in controls if control.half_width is not None]
     if not known:
         return None
-    scattered = [each for each in (*known, *ratios) if each.variance is not None]
+    scattered = [each for each in (*known, *ratios) if each.half_width is not None]
     freedom = sum(each.rounds - 1 for each in scattered)
-    variance = math.fsum((each.rounds - 1) * (each.variance or 0.0) for each in scattered) / freedom
-    rounds = min(control.rounds for control in known)
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / rounds)
-    places = [max(each.high or 1, 1 / (each.low or 1)) - 1 for each in known if each.excludes_one]
-    return max(LEAST_DELTA, math.expm1(half), *places)
+    variance = math.fsum((each.rounds - 1) * _variance(each) for each in scattered) / freedom
+    fewest = min(each.rounds for each in scattered)
+    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / fewest)
+    return max(LEAST_DELTA, math.expm1(half), *map(_apart, known))
+
+
+def _variance(estimate: Estimate) -> float:
+    """Variance of the logarithms of single rounds, by the t interval of their mean."""
+    assert estimate.low is not None
+    assert estimate.high is not None
+    half = math.log(estimate.high / estimate.low) / 2
+    return estimate.rounds * (half / float(stdtrit(estimate.rounds - 1, (1 + CONFIDENCE) / 2))) ** 2
+
+
+def _apart(control: Estimate) -> float:
+    """How far a control is from its rung."""
+    low, high = (control.low, control.high) if control.excludes_one else (control.value, control.value)
+    assert low is not None
+    assert high is not None
+    return max(high, 1 / low) - 1
 
 
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     """Return `faster` or `slower` where the whole interval of a ratio lies beyond the noise floor.
 
     An interval that excludes 1 would not do: of the many ratios of a ladder without any effect, some would be
-    `faster`. Where the floor is above LOUD, an interval within it does not tell that two are the `same`.
+    `faster`. Two are the `same` where the whole interval differs from 1 by SAME at most.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
@@ -158,8 +168,7 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
         return "faster"
     if ratio.below(1 / (1 + delta)):
         return "slower"
-    within = ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta
-    return "same" if within and delta <= LOUD else "unclear"
+    return "same" if ratio.low >= 1 / (1 + SAME) and ratio.high <= 1 + SAME else "unclear"
 
 
 def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:

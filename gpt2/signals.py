@@ -35,21 +35,24 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 @contextlib.contextmanager
 def interrupt_held_back() -> Iterator[None]:
-    """Let a Ctrl-C within the block take effect at its end; a process started in the block never hears one.
+    """Let a Ctrl-C within the block take effect at its end, in the main thread.
 
-    Blocking the signal is not enough: any other thread of this process takes it then, and Python raises
-    KeyboardInterrupt in the main thread all the same.
+    A process started in the block never hears one, as it inherits a blocked signal. Here that is not enough:
+    any other thread takes the signal then, and Python raises KeyboardInterrupt in the main thread all the
+    same; and multiprocessing unblocks it when it starts its resource tracker.
     """
     came = threading.Event()
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     in_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda *_: came.set()) if in_main else None
     try:
-        yield
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     finally:
-        if in_main:
+        if before is not None:  # a handler that Python did not set cannot be restored by it
             signal.signal(signal.SIGINT, before)
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         if came.is_set():
             signal.raise_signal(signal.SIGINT)
 

@@ -189,7 +189,7 @@ function ticks(least, most, log, bars) {
 
 let run = data.runs[data.chosen];
 
-const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or unclear: not wholly beyond the noise floor",
+const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: no difference, or unclear (not wholly beyond the noise floor)",
   failed: "dashed: does not count, and the text says why", other: "outlined: another trainer"};
 
 function kindOf(row) {
@@ -282,8 +282,8 @@ function attribution() {
   const rows = measured ? run.attribution : run.rows.filter((row) => row.gain && row.sound).map((row) => ({name: row.name, agreement: "", gains: [{ratio: row.gain, said: row.figures["over the rung before"]}]}));
   place.replaceChildren(element("h2", `What each change buys: ${run.title}`),
     element("p", measured
-      ? `Circle: ${labels[0]}; square: ${labels[1]}; diamond: ${labels[2]}. Right of 1: faster.`
-      : "Each change added to those above it, over the rung before; right of 1: faster. This run did not measure each change alone and left out (bench run --ablate).", "small"), chartPlace);
+      ? `Circle: ${labels[0]}; square: ${labels[1]}; diamond: ${labels[2]}. Right of 1: more tokens per second.`
+      : "Each change added to those above it, over the rung before; right of 1: more tokens per second. This run did not measure each change alone and left out (bench run --ablate).", "small"), chartPlace);
   if (run.band) place.append(element("p", `Grey: within the noise floor of ${run.noise}.`, "small"));
   if (measured) place.append(tableOf(["Rung", ...labels, "Direction"], rows.map((each) => [each.name, ...each.gains.map((gain) => gain.said), each.agreement])));
   if (rows.length) chart(chartPlace, rows.map((each) => ({

@@ -76,8 +76,8 @@ class AtlasRow:
     @property
     def _order(self) -> tuple[float, float]:
         ratios = [(cell.ratio.value, cell.verdict) for cell in self.cells.values() if cell.ratio]
-        sure = max((value for value, verdict in ratios if verdict == "faster"), default=0.0)
-        return -sure, -max(value for value, _ in ratios)
+        clear = max((value for value, verdict in ratios if verdict == "faster"), default=0.0)
+        return -clear, -max(value for value, _ in ratios)
 
 
 MOST_TOGGLES = 2

@@ -29,7 +29,7 @@ from bench.ladder.shipped import QUICK, shipped
 from bench.records.measurement import Measurement
 from bench.records.record import Record
 from bench.report.table import MethodNote
-from bench.stats import LEAST_ROUNDS, LOUD
+from bench.stats import HIDDEN, LEAST_ROUNDS, LOUD, SAME
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import Workload
 
@@ -185,10 +185,10 @@ def _verdicts(board: Scoreboard) -> Iterator[str]:
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
         f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}."
     )
-    within = "no difference, if it lies within; " if board.delta <= LOUD else ""
-    rule = f"faster or slower, if the whole interval lies beyond the noise floor; {within}else unclear"
-    scatter = "The floor is by the scatter between rounds of all these ratios and the controls'"
-    yield MethodNote(f"Verdicts on the rung before: {rule}. {scatter}.")
+    within = f"no difference, if it lies within ±{SAME:.0%}"
+    rule = f"faster or slower, if the whole interval lies beyond the noise floor; else {within}; else unclear"
+    scatter = "The floor is by the scatter between rounds of our rungs, each over the one before in the table"
+    yield MethodNote(f"Verdicts on the rung before: {rule}. {scatter}, and of the controls.")
     yield from (f"Warning: {warning}" for warning in noise_warnings(board))
 
 
@@ -345,7 +345,8 @@ def noise_warnings(board: Scoreboard) -> Iterator[str]:
     if any(control and control.excludes_one for control in (board.control, board.last_control)):
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
-        below = f"differences below {whole_percent(board.delta)}" if board.delta < 1 else "all differences"
+        hidden = HIDDEN * board.delta
+        below = f"most differences below {whole_percent(hidden)}" if hidden < 1 else "all differences"
         longer = "--repeats 10" if board.swept else more_rounds(board, "--until 2%")
         yield f"Noise hides {below}: try bench doctor, or {longer}."
 

@@ -131,9 +131,9 @@ def _legend(board: Scoreboard) -> Iterator[str]:
     if any(row.tps and row.tps.low is not None for row in board.taken):
         yield "±: 95 % interval."
     if board.delta is not None:
-        yield "Noise floor: how far two runs of one rung may differ."
+        yield "Noise floor: how far two equal rungs may differ."
     if any(row.verdict == "unclear" for row in board.rows):
-        yield "Unclear: not wholly beyond it."
+        yield "Unclear: not wholly beyond that."
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:

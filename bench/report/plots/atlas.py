@@ -94,7 +94,7 @@ def _finding(shown: Sequence[AtlasRow]) -> str:
     best = max(shown, key=lambda line: (len(gains(line)), max(gains(line), default=0.0)))
     found = gains(best)
     if not found:
-        return f"{TITLE}: nothing is told from noise yet"
+        return f"{TITLE}: nothing is faster beyond the noise yet"
     much = " to ".join(dict.fromkeys((times(found[0]), times(found[-1]))))
     return f"{TITLE}: {best.title} helps most often: {much} on {len(found)} of {len(best.cells)}"
 

@@ -282,7 +282,7 @@ def told(board: Scoreboard, begins: str) -> str:
     return line
 
 
-def test_what_all_rungs_after_the_last_sure_gain_bring_together_is_told() -> None:
+def test_what_all_rungs_after_the_last_clear_gain_bring_together_is_told() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.0), ("d", JEMALLOC, 203.0))
     assert (
         told(ladder(*rungs), "Largest clear gains")
@@ -295,7 +295,7 @@ def test_of_rungs_that_are_not_clearly_faster_together_nothing_is_told() -> None
     assert told(ladder(*rungs), "Largest clear gains") == "Largest clear gains: b 2.00x."
 
 
-def test_a_single_rung_after_the_last_sure_gain_is_not_told_twice() -> None:
+def test_a_single_rung_after_the_last_clear_gain_is_not_told_twice() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 201.5))
     assert "together" not in told(ladder(*rungs), "Largest clear gains")
 
