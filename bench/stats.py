@@ -22,7 +22,7 @@ SAME = 0.02
 LOUD = 0.05
 """A noise floor above this is worth a warning."""
 HIDDEN = 2.5
-"""Times the noise floor: of differences below this, fewer than half are found (simulated, 3 to 10 rounds)."""
+"""Times the noise floor: a difference of so much is found in a third of runs of 3 rounds, by simulation."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Fewest and most rounds of a run that goes on until its intervals are narrow."""
 

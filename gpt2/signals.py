@@ -42,8 +42,10 @@ def interrupt_held_back() -> Iterator[None]:
     same; and multiprocessing unblocks it when it starts its resource tracker.
     """
     came = threading.Event()
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda *_: came.set()) if in_main else None
+    before = signal.getsignal(signal.SIGINT)  # None, if Python did not set it: then it could not be restored
+    ours = before is not None and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, lambda *_: came.set())
     try:
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
@@ -51,7 +53,7 @@ def interrupt_held_back() -> Iterator[None]:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     finally:
-        if before is not None:  # a handler that Python did not set cannot be restored by it
+        if ours:
             signal.signal(signal.SIGINT, before)
         if came.is_set():
             signal.raise_signal(signal.SIGINT)

@@ -37,8 +37,9 @@ SLOWING = (
     *("OMP_THREAD_LIMIT", "OMP_DYNAMIC", "GOMP_CPU_AFFINITY"),
 )
 """Variables that are usually left over: from debugging, from reproducible sums, from another program."""
+SWITCHES = ("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "OMP_DYNAMIC")
+"""Those of them that a value of OFF switches off."""
 OFF = ("0", "false")
-"""Values of such variables that slow nothing, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +212,7 @@ def variables() -> list[Diagnosis]:
             advice=f"unset {name} unless you mean it" if name in SLOWING else "",
         )
         for name, value in machine.variables().items()
-        if name not in SLOWING or name == "GOMP_CPU_AFFINITY" or value.lower() not in OFF
+        if name not in SWITCHES or value.lower() not in OFF
     ]
 
 

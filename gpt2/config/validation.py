@@ -62,8 +62,10 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         "tuple_type": "a list",
         "dict_type": "a mapping of keys to values",
         "dataclass_type": "a mapping of keys to values",
-    }.get(problem, error["msg"].removeprefix("Input should be "))
+    }.get(problem)
     which = f"{noun} {key!r}: " if key else ""
+    if wanted is None:
+        return f"{which}{value!r}: {error['msg']}"
     return f"{which}{value!r} should be {wanted}{_yaml(value, wanted)}"
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from bench.stats import (
+    HIDDEN,
     Estimate,
     geometric_mean,
     loss_difference,
@@ -80,7 +81,7 @@ def within(low: float, high: float) -> Estimate:
         (1.02, 1.10, 0.01, "faster"),
         (0.90, 0.98, 0.01, "slower"),
         (0.995, 1.005, 0.01, "same"),
-        (1.002, 1.008, 0.01, "same"),  # excludes 1, but lies inside the noise floor
+        (1.002, 1.008, 0.01, "same"),  # excludes 1, by less than is of interest
         (1.002, 1.030, 0.01, "unclear"),  # excludes 1, but reaches into the noise floor
         (0.970, 0.998, 0.01, "unclear"),
         (0.990, 1.015, 0.10, "same"),  # within 2 %, whatever the floor
@@ -89,7 +90,7 @@ def within(low: float, high: float) -> Estimate:
         (0.95, 1.05, 0.06, "unclear"),
         (0.95, 1.06, 0.05, "unclear"),
         (1.04, 1.05, 0.06, "unclear"),
-        (1.04, 1.40, 0.06, "unclear"),  # nor does it where less is known
+        (1.04, 1.40, 0.06, "unclear"),
         (1.07, 1.40, 0.06, "faster"),
         (0.70, 0.94, 0.06, "slower"),
         (0.70, 0.95, 0.06, "unclear"),
@@ -250,6 +251,21 @@ def test_of_gains_of_a_tenth_a_known_share_is_called_faster_under_noise_of_three
     assert called / 500 == pytest.approx(share, abs=0.06)
 
 
+@pytest.mark.parametrize(("rounds", "share"), [(3, 0.35), (5, 0.6), (10, 0.75)])
+def test_of_gains_that_a_warning_calls_hidden_a_known_share_is_found_at_most(
+    rounds: int, share: float
+) -> None:
+    generator, called = np.random.default_rng(7), 0
+    for _ in range(500):
+        speeds = ladder_of([1.0] * 8, rounds, generator)
+        _, delta = judged(speeds)
+        assert delta is not None
+        first, second = (dict(enumerate(each)) for each in speeds[:2])
+        gain = paired_ratio({key: tps * (1 + HIDDEN * delta) for key, tps in second.items()}, first)
+        called += gain is not None and verdict(gain, delta) == "faster"
+    assert called / 500 == pytest.approx(share, abs=0.06)
+
+
 def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
     generator = np.random.default_rng(7)
     called = 0
@@ -282,7 +298,9 @@ def test_under_unequal_noise_few_ladders_whose_changes_do_nothing_hold_a_false_v
 ) -> None:
     generator, false = np.random.default_rng(7), 0
     for _ in range(1000):
-        noise = 0.03 * np.exp(generator.normal(0.0, 1.0, 18))  # seven times from the least third to the most
+        noise = 0.03 * np.exp(
+            generator.normal(0.0, 1.0, 18)
+        )  # a sixth of them seven times as noisy as another sixth
         found, delta = judged(ladder_of([1.0] * 18, rounds, generator, noise))
         false += any(verdict(each, delta) in ("faster", "slower") for each in found)
     assert false / 1000 <= most

@@ -340,7 +340,7 @@ def test_a_run_whose_folder_holds_others_says_where_these_are_shown(tmp_path: Pa
     board = replace(ladder(("a", EAGER, 100.0), ("b", BF16, 200.0)), source=source)
     for no_run in ("turns-1.json", "roofline-1.jsonl", ".hidden.jsonl"):
         source.with_name(no_run).write_text("")
-        assert "Other runs" not in text(board)
+        assert "other runs" not in text(board)
     append(source.with_name("quick-2.jsonl"), record())
     said = f"Compare with the other runs in its folder: bench report {source.parent}"
     assert said in " ".join(text(board).split())
