@@ -143,7 +143,8 @@ def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_besi
         )
     again = pairs["other", "other" + CONTROL]
     assert again["verdict"] is None
-    assert group["noise_floor"] >= again["ratio"]["high"] / again["ratio"]["value"] - 1
+    # Where the control alone decides, the two are equal but for how they were rounded.
+    assert group["noise_floor"] * (1 + 1e-9) >= again["ratio"]["high"] / again["ratio"]["value"] - 1
     assert f"{pairs['a', 'other']['ratio']['value']:.2f}x" in shown
     assert re.search("start 3 of 3, round 2 of 2: .*; about 0 s left", said)
 
