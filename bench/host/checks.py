@@ -91,8 +91,9 @@ def bfloat16(speed: float, root: Path) -> Diagnosis:
     as AVX-512's without AMX in a virtual machine.
     """
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
-    value = f"matmuls {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
-    advice = "" if speed > 1 else "train in float32 here, as bench run cpu finds by itself"
+    slower = "" if speed > 1 else ": leave autocast off"
+    value = f"matmuls {speed:.2g}x as fast as in float32{slower}; units: {', '.join(units) or 'none known'}"
+    advice = "train in float32 here, as bench run cpu finds by itself" if slower else ""
     return Diagnosis(name="bfloat16", value=value, advice=advice)
 
 

@@ -210,7 +210,7 @@ function climb() {
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
   at("key").textContent = [run.keeps, run.swept ? "" : "A factor is over the rung before.", colours].filter(Boolean).join(" ");
   const file = run.ladder === "quick" ? "bench quick" : `bench run ${run.ladder}`;
-  at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
+  at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", "source .venv/bin/activate; "), element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   at("warned").hidden = !run.warnings.length;
   const [first, ...others] = run.warnings;

@@ -336,7 +336,7 @@ def certainty(board: Scoreboard, best: Row) -> str:
         words.append(f"{over_first.low:.2f}x to {over_first.high:.2f}x{over} (95 % interval){beyond}")
         ties = [row for row in ties if row is not first]  # of which that tells
     if ties:
-        words.append(f"lead unclear over {listed([row.rung for row in ties])}")
+        words.append(f"not clearly faster than {listed([row.rung for row in ties])}")
     return "; ".join(words) or "faster than every other rung"
 
 

@@ -96,10 +96,10 @@ def screen(
         answer=answer,
         about=about,
         table=_table(board),
-        findings=[*marks(board), *findings(board, price_per_hour)],
+        findings=[*marks(board), *_legend(board), *findings(board, price_per_hour)],
         warnings=warnings_by_weight(board),
         rest="--notes",
-        hints=[*hints, " ".join(_legend(board))],
+        hints=hints,
     )
     return shown.lines(width, every_warning=notes)
 
@@ -123,23 +123,25 @@ def keeps(board: Scoreboard) -> str:
     return f"Each rung{ours} adds its change to those above."
 
 
-def _legend(board: Scoreboard) -> Iterator[str]:
-    """What a rung keeps, and what intervals, the noise and a verdict mean."""
+def _legend(board: Scoreboard) -> list[str]:
+    """A line on what a rung keeps and what intervals, noise and verdicts mean, as far as there are any."""
+    said = []
     if kept := keeps(board):
         passed = any(row.status == "inert" for row in board.taken[:-1])
-        yield f"{kept[:-1]}; each compared with the last that had an effect." if passed else kept
+        said.append(f"{kept[:-1]}; each compared with the last that had an effect." if passed else kept)
     if any(row.tps and row.tps.low is not None for row in board.taken):
-        yield "±: 95 % interval."
+        said.append("±: 95 % interval.")
     if board.delta is not None:
-        yield "Noise floor: how far two equal rungs may differ."
+        said.append("Noise floor: how far two equal rungs may differ.")
     if any(row.verdict == "unclear" for row in board.rows):
-        yield "Unclear: not wholly beyond that."
+        said.append("Unclear: not wholly beyond that.")
+    return [" ".join(said)] if said else []
 
 
 def screen_markdown(board: Scoreboard, level: str = "###", *, price_per_hour: float | None = None) -> str:
     """The same as Markdown, without bars, under a heading of that level."""
     answer, about = _head(board)
-    said = [*marks(board), " ".join(_legend(board)), *findings(board, price_per_hour, settings=True)]
+    said = [*marks(board), *_legend(board), *findings(board, price_per_hour, settings=True)]
     said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
     table = replace(_table(board, terminal=False).differing(), first=[*answer, *about], notes=said)
     return table.to_markdown(level)
@@ -338,12 +340,13 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried and left out, slower or no clear gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        came = "Kept together" if scout.carried else "Left out, together too"
+        came = "Kept as a group" if scout.carried else "Left out, as a group too"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
+        tried = "no clear gain in a short try of its own"
         if scout.ratio is not None:
-            came += f", {times(scout.ratio)} in a try{_noise_of_try(scout.floor)}"
-        yield f"{came}, as each alone was within the noise: {plain(listed(scout.together))}."
+            tried += f", {times(scout.ratio)} all together{_noise_of_try(scout.floor)}"
+        yield f"{came} ({tried}): {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
@@ -351,7 +354,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
 
 def _noise_of_try(floor: float | None) -> str:
     """The noise that a try had to exceed: another than the noise floor of the rounds."""
-    return f" (noise of the tries {whole_percent(floor, '±')})" if floor is not None else ""
+    return f" where tries vary by {whole_percent(floor, '±')}" if floor is not None else ""
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -383,7 +386,7 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "the fastest rung's matmuls, attention and AdamW alone, each at the best rate measured here"
+    of_what = "the fastest rung's matmuls, attention and AdamW alone, each at the best rate on this machine"
     return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
 
 

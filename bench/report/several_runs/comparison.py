@@ -49,6 +49,7 @@ MatchedRow = tuple[Row, list[Pair | None]]
 
 
 COUNTED = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
+UNCLEAR = " Unclear: not wholly beyond the noise floor."
 UNJUDGED = "without a verdict"
 """How rungs of a verdict, and all others, are counted in a sentence."""
 
@@ -76,6 +77,7 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
         differ = f"Not alike: {'; '.join(comparison.differences)}."
         notes.append(differ if comparison.differences else _alike(comparison.other, first))
         notes += comparison.unpaired
+    unclear = any(pair.verdict == "unclear" for comparison in comparisons for pair in comparison.pairs)
     return Brief(
         answer=[_answer(comparison) for comparison in comparisons],
         about=[_legend(side) for side in (first, *others)],
@@ -83,7 +85,7 @@ def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
         whole=[replace(whole, first=[line for c in comparisons for line in c.differences])],
         warnings=[line for c in comparisons for line in _warnings(c)],
         notes=[*notes, *_method(comparisons)],
-        hints=["±: 95 % interval."],
+        hints=[f"±: 95 % interval.{UNCLEAR if unclear else ''}"],
     )
 
 
@@ -149,13 +151,14 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
 
 def _answer(comparison: Comparison) -> str:
     """What the comparison comes to, in a sentence or two."""
-    said = f"{comparison.other.letter} over {comparison.first.letter}: {_compared(comparison.pairs)}."
-    if best := comparison.fastest:
-        unlike = "settings"
-        if best.first.tokens_per_step != best.other.tokens_per_step:
-            unlike += " and tokens per step"
-        said += f" Fastest over fastest, of unlike {unlike}: {judged_briefly(best.tps, None)}."
-    return said
+    over, compared = f"{comparison.other.letter} over {comparison.first.letter}", _compared(comparison.pairs)
+    if not (best := comparison.fastest):
+        return f"{over}: {compared}."
+    unlike = "settings"
+    if best.first.tokens_per_step != best.other.tokens_per_step:
+        unlike += " and tokens per step"
+    fastest = f"{judged_briefly(best.tps, None)}, fastest over fastest, of unlike {unlike}"
+    return f"{over}: {fastest}. Like for like: {compared}."
 
 
 def _compared(pairs: Sequence[Pair]) -> str:
@@ -216,7 +219,12 @@ def _method(comparisons: Sequence[Comparison]) -> list[str]:
         for side in _sides(comparisons)
     ]
     same_run = [c.first.board.same_run(c.other.board) for c in comparisons]
-    notes = [f"Noise floor: {', '.join(floors)}; verdicts take the larger."]
+    known = any(side.board.delta is not None for side in _sides(comparisons))
+    notes = [
+        f"Noise floor: {', '.join(floors)}; verdicts take the larger."
+        if known
+        else "No run has a noise floor, so there are no verdicts: that takes three rounds and an A/A control."
+    ]
     notes += ["Ratios within one run are paired within rounds."] if any(same_run) else []
     return notes + ([] if all(same_run) else [BETWEEN_RUNS])
 

@@ -97,12 +97,17 @@ def test_rungs_without_a_verdict_and_those_that_do_not_rank_are_counted_in_the_a
     )
     append(tmp_path / "b.jsonl", record("a", 0, toggles=CUDA, measurement=measurement(2000.0)))
     append(tmp_path / "b.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
-    assert answer(first, tmp_path / "b.jsonl").startswith("B over A: 2.00x at rung a; 1 not ranked.")
+    assert answer(first, tmp_path / "b.jsonl") == (
+        "B over A: 1.00x, fastest over fastest, of unlike settings. "
+        "Like for like: 2.00x at rung a; 1 not ranked."
+    )
     append(tmp_path / "c.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
     none = answer(first, tmp_path / "c.jsonl")
     assert none == "B over A: 1 rung of equal settings, of which none ranks."
     append(tmp_path / "d.jsonl", record("d", toggles=replace(CUDA, adamw="foreach")))
-    assert answer(first, tmp_path / "d.jsonl").startswith("B over A: no rung of equal settings.")
+    assert answer(first, tmp_path / "d.jsonl") == (
+        "B over A: 0.50x, fastest over fastest, of unlike settings. Like for like: no rung of equal settings."
+    )
 
 
 def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says_so(tmp_path: Path) -> None:

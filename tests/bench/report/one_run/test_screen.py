@@ -83,7 +83,7 @@ def test_a_ladder_of_eighteen_rungs_fits_forty_lines() -> None:
 
 def test_every_rung_of_a_climb_that_chooses_has_a_row_or_is_said_to_be_left_out() -> None:
     board = board_of("choosing")
-    table, _, findings = text(board, 200).partition("\n\nFastest: ")
+    table, _, findings = text(board, 200).partition("\nFastest: ")
     rows = [row.rung for row in board.rows if f"\n  {row.rung}" in table]
     assert rows == ["baseline", "bfloat16", "torch.compile", "jemalloc", "attention by blocks"]
     words = " ".join(findings.split())

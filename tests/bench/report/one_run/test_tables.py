@@ -971,7 +971,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     board = rounds_of((100, 200, 201, 150, 100), (100, 203, 199, 151, 100), (100, 199, 202, 152, 100))
     assert [row.rung for row in board.ties] == ["b"]
     assert "Fastest: c, 201 tokens/s, 2.01x over baseline. How sure: " in to_markdown(board)
-    assert " (95 % interval); lead unclear over b." in to_markdown(board)
+    assert " (95 % interval); not clearly faster than b." in to_markdown(board)
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
@@ -1009,7 +1009,7 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
 def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
     far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
     assert "Fastest: b, 2,098 tokens/s, 20.98x over baseline. How sure: " in far
-    assert "lead unclear" not in far
+    assert "clearly faster" not in far
     near = to_markdown(rounds_of((100, 120, 100), (100, 122, 150), (100, 121, 105)))
     assert "Fastest: b, " in near
     assert "over baseline (95 % interval), not wholly beyond the noise floor." in near
