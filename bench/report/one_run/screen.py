@@ -343,10 +343,10 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         came = "Kept as a group" if scout.carried else "Left out, as a group too"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
-        tried = "no clear gain in a short try of its own"
+        gained = "no clear gain in a short try of its own"
         if scout.ratio is not None:
-            tried += f", {times(scout.ratio)} all together{_noise_of_try(scout.floor)}"
-        yield f"{came} ({tried}): {plain(listed(scout.together))}."
+            gained += f", {times(scout.ratio)} all together{_noise_of_try(scout.floor)}"
+        yield f"{came} ({gained}): {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
