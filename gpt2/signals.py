@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 
@@ -17,6 +19,30 @@ def ending() -> list[signal.Signals]:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
+
+
+DELIBERATE_SECONDS = 1.0
+
+
+@dataclass
+class Asked:
+    """What signals have asked a process for: the first to end in order, a second Ctrl-C to end at once.
+
+    A closed terminal can send SIGHUP twice, by its shell and by the system, and service managers send SIGTERM
+    and SIGHUP together: these ask once. So does a Ctrl-C that a wrapper passes on, DELIBERATE_SECONDS or less
+    after the first signal.
+    """
+
+    first: int | None = None
+    at_once: bool = False
+    _since: float = 0.0
+
+    def hear(self, number: int) -> None:
+        """Take note of a signal that has come."""
+        if self.first is None:
+            self.first, self._since = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() > self._since + DELIBERATE_SECONDS:
+            self.at_once = True
 
 
 @contextlib.contextmanager

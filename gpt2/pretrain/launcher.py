@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gpt2.hardware.host import free_port
-from gpt2.signals import handled
+from gpt2.signals import Asked, handled
 from gpt2.training.reexec import own_variables, python
 
 GRACE_SECONDS = 30.0
@@ -62,21 +62,22 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
     It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails
-    first, the last lines of output are shown. Signals are passed on to all ranks; at the second one they have
-    REFUSING_SECONDS to end, because one that waits for another cannot heed it. `variables` are added to their
-    environment.
+    first, the last lines of output are shown. Signals are passed on to all ranks; at a second Ctrl-C they
+    have REFUSING_SECONDS to end, because one that waits for another cannot heed it. `variables` are added to
+    their environment.
     """
     command = [*python(module), *sys.argv[1:]]
     shared = {**os.environ, **own_variables(), **variables, HELD: "1"}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
-    asked: list[int] = []
+    asked = Asked()
 
     def pass_on(number: int, frame: object) -> None:
-        asked.append(signal.SIGTERM if number == signal.SIGHUP else number)
+        ended_by = signal.SIGTERM if number == signal.SIGHUP else number
+        asked.hear(ended_by)
         for rank in ranks:
-            rank.send_signal(asked[-1])
+            rank.send_signal(ended_by)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
@@ -94,8 +95,8 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
             )
             ranks.append(process)
         failed = _wait(ranks, asked)
-        if not failed and len(asked) > 1:
-            return 128 + asked[0]
+        if not failed and asked.first is not None and asked.at_once:
+            return 128 + asked.first
         if not failed:
             return max(rank.returncode for rank in ranks)
         # Rank 0 has reported why; others may have failed only for lack of it.
@@ -108,16 +109,16 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
         return 128 - code if -code in ASKED else max(code, 0) or FAILED
 
 
-def _wait(ranks: Sequence[subprocess.Popen[bytes]], asked: Sequence[int]) -> list[int]:
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], asked: Asked) -> list[int]:
     """Wait until all ranks have ended; returns those that failed first, at about the same moment.
 
-    asked: the signals that have come, to which more may be added.
+    asked: what the signals ask for that have come, and those that come meanwhile.
     """
     failed: list[int] = []
     deadline = float("inf")
     while any(rank.poll() is None for rank in ranks):
         failed = failed or _failed(ranks)
-        patience, at_once = GRACE_SECONDS if failed else ENDING_SECONDS, len(asked) > 1
+        patience, at_once = GRACE_SECONDS if failed else ENDING_SECONDS, asked.at_once
         if at_once or ranks[0].returncode == REFUSED:
             patience = REFUSING_SECONDS
         if at_once or any(rank.returncode for rank in ranks):

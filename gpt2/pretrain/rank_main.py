@@ -36,7 +36,7 @@ from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
 from gpt2.pretrain.metrics import MetricsError, MetricsFile, Sink, TensorBoard, WeightsAndBiases
 from gpt2.pretrain.session import Session, SessionOptions
-from gpt2.signals import ending
+from gpt2.signals import Asked, ending
 from gpt2.terminal import denied
 from gpt2.training import distributed
 from gpt2.training.distributed import process_group
@@ -238,19 +238,21 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(session: Session) -> Callable[[], bool]:
-    """End the leg in order at the first signal, exit at the second; returns whether there was one."""
-    seen: list[int] = []
+    """End the leg in order at the first signal, exit at a second Ctrl-C; returns whether there was one."""
+    asked = Asked()
 
     def heed(number: int, frame: FrameType | None) -> None:
-        if seen:
+        again = asked.first is not None
+        asked.hear(number)
+        if asked.at_once:
             os._exit(128 + number)
-        seen.append(number)
-        session.end("interrupted")
-        _say("ending after this step; what is trained is kept; once more ends at once")
+        if not again:
+            session.end("interrupted")
+            _say("ending after this step; what is trained is kept; another Ctrl-C ends at once")
 
     for number in ending():
         signal.signal(number, heed)
-    return lambda: bool(seen)
+    return lambda: asked.first is not None
 
 
 def _say(text: str, code: int = 0) -> int:

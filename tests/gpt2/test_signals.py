@@ -9,8 +9,10 @@ import threading
 
 import pytest
 from places import ROOT
+from waiting import Sleepless
 
-from gpt2.signals import interrupt_held_back
+from gpt2 import signals
+from gpt2.signals import Asked, interrupt_held_back
 
 PROGRAM = """
 import contextlib, signal, time
@@ -84,3 +86,25 @@ def test_an_interrupt_after_the_block_is_raised_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("came", "at_once"),
+    [
+        ([(signal.SIGHUP, 0.0), (signal.SIGHUP, 0.0002)], False),
+        ([(signal.SIGTERM, 0.0), (signal.SIGHUP, 0.005)], False),
+        ([(signal.SIGTERM, 0.0), (signal.SIGTERM, 60.0)], False),
+        ([(signal.SIGINT, 0.0), (signal.SIGINT, 0.3)], False),
+        ([(signal.SIGINT, 0.0), (signal.SIGINT, 0.3), (signal.SIGINT, 1.5)], True),
+        ([(signal.SIGTERM, 0.0), (signal.SIGINT, 1.5)], True),
+    ],
+)
+def test_only_a_ctrl_c_some_time_after_the_first_signal_asks_for_the_end_at_once(
+    came: list[tuple[int, float]], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = Sleepless(), Asked()
+    monkeypatch.setattr(signals, "time", clock)
+    for number, seconds in came:
+        clock.now = seconds
+        asked.hear(number)
+    assert (asked.first, asked.at_once) == (came[0][0], at_once)

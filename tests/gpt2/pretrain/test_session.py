@@ -805,12 +805,16 @@ def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_b
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGTERM, signal.SIGHUP]])
+def test_signals_end_a_run_in_order_with_a_checkpoint_though_several_come_together(
+    numbers: list[signal.Signals], config: Path, tmp_path: Path
+) -> None:
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000").replace("every: 3", "every: 0"))
     process = command("train", config, "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
-    process.send_signal(signal.SIGINT)
+    for number in numbers:
+        process.send_signal(number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     (kept,) = folders(tmp_path / "run" / "checkpoints")
