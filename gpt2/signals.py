@@ -13,6 +13,12 @@ from dataclasses import dataclass
 from types import FrameType
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal that ended a process, and of SIGKILL who sends it unasked."""
+    memory = ", as the system does where memory is short" if number == signal.SIGKILL else ""
+    return f"{signal.Signals(number).name}{memory}"
+
+
 def ending() -> list[signal.Signals]:
     """Return these signals, without SIGHUP where it is ignored, as under nohup."""
     numbers = [signal.SIGINT, signal.SIGTERM]

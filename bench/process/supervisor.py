@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from bench.process.shutdown import StopSignal
 from bench.records.record import Outcome, progress_path
 from gpt2.errors import MORE_PROCESSES
+from gpt2.signals import signal_name
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
@@ -185,8 +186,7 @@ def _how(ended: ProcessEnd) -> str:
 def how_it_ended(exit_code: int | None) -> str:
     """Return in words how a child ended, by its exit code as subprocess has it."""
     if exit_code is not None and exit_code < 0:
-        memory = ", as the system does where memory is short" if exit_code == -signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-exit_code).name}{memory}"
+        return f"killed by {signal_name(-exit_code)}"
     return f"exit code {exit_code}"
 
 

@@ -6,6 +6,7 @@ The two sides communicate by files: the Outcome, and beside it the progress.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
@@ -120,8 +121,10 @@ def write(out: Path, outcome: Outcome) -> None:
 
 
 def cause(error: Exception) -> str:
-    """Return an error's class and the first line of its message."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    """Return an error's class and the first line of its message, and whether a disk was full."""
+    first, *others = f"{type(error).__name__}: {error}".strip().splitlines()
+    full = os.strerror(errno.ENOSPC)  # which a compiler says further down
+    return f"{first}: {full}" if any(full in line for line in others) else first
 
 
 def failure(error: Exception, *, out_of_memory: bool) -> Outcome:

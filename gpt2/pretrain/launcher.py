@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from gpt2.hardware.host import free_port
-from gpt2.signals import Asked, handled
+from gpt2.signals import Asked, handled, signal_name
 from gpt2.training.reexec import own_variables, python
 
 GRACE_SECONDS = 30.0
@@ -146,9 +146,8 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 def _show(rank: int, code: int, said: Path) -> None:
     """Print how a rank ended, where it did not say so on the terminal, and its last lines of output."""
     if code < 0 and -code not in ASKED:
-        why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
         how = "--resume goes on from the newest checkpoint, if there is one"
-        print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}; {how}", file=sys.stderr)
+        print(f"gpt2: rank {rank} was ended by {signal_name(-code)}; {how}", file=sys.stderr)
     if rank:
         for line in said.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
             print(f"rank {rank}: {line}", file=sys.stderr)

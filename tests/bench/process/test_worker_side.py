@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
+from bench.process.worker_side import cause
+
 PRINT_AGE = "from bench.process.worker_side import age; print(age())"
 
 
@@ -29,3 +31,17 @@ def test_a_worker_s_age_does_not_depend_on_the_wall_clock(wrong_by: float) -> No
         check=True,
     )
     assert 0 <= float(done.stdout) <= time.monotonic() - begun + 0.02  # the kernel's ticks
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            "C++ compile error\n\nOutput:\nerror writing x.s: No space left on device",
+            ": No space left on device",
+        ),
+        ("C++ compile error\n\nOutput:\nerror: expected ';'", ""),
+    ],
+)
+def test_the_cause_of_a_compiler_s_error_tells_that_the_disk_was_full(message: str, said: str) -> None:
+    assert cause(RuntimeError(message)) == f"RuntimeError: C++ compile error{said}"
