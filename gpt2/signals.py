@@ -14,7 +14,7 @@ from types import FrameType
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal that ended a process, and of SIGKILL who sends it unasked."""
+    """Return the name of a signal that ended a process, and for SIGKILL that the system may have sent it."""
     memory = ", as the system does where memory is short" if number == signal.SIGKILL else ""
     return f"{signal.Signals(number).name}{memory}"
 
@@ -32,11 +32,11 @@ DELIBERATE_SECONDS = 1.0
 
 @dataclass
 class Asked:
-    """What signals have asked a process for: the first to end in order, a second Ctrl-C to end at once.
+    """What signals have asked a process for: the first to end in order, a later Ctrl-C to end at once.
 
     A closed terminal can send SIGHUP twice, by its shell and by the system, and service managers send SIGTERM
     and SIGHUP together: these ask once. So does a Ctrl-C that a wrapper passes on, DELIBERATE_SECONDS or less
-    after the first signal.
+    after the first signal. torchrun passes on a second Ctrl-C as SIGTERM.
     """
 
     first: int | None = None
@@ -44,11 +44,28 @@ class Asked:
     _since: float = 0.0
 
     def hear(self, number: int) -> None:
-        """Take note of a signal that has come."""
+        """Take note of a signal, when it comes."""
         if self.first is None:
-            self.first, self._since = number, time.monotonic()
-        elif number == signal.SIGINT and time.monotonic() > self._since + DELIBERATE_SECONDS:
-            self.at_once = True
+            self._since, self.first = time.monotonic(), number
+        elif number == signal.SIGINT or (number == signal.SIGTERM and self.first == signal.SIGINT):
+            self.at_once |= time.monotonic() > self._since + DELIBERATE_SECONDS
+
+
+def listen(hear: Callable[[int], object]) -> None:
+    """Call `hear` with each of these signals when it comes, in a thread. They have handlers already.
+
+    Python runs handlers in the main thread alone, and late where that is within a long call of torch's.
+    """
+    heard, rung = os.pipe()
+    os.set_blocking(rung, False)
+    signal.set_wakeup_fd(rung, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while number := os.read(heard, 1):
+            if number[0] in ending():
+                hear(number[0])
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -93,7 +93,7 @@ def bfloat16(speed: float, root: Path) -> Diagnosis:
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
     slower = "" if speed > 1 else ": leave autocast off"
     value = f"matmuls {speed:.2g}x as fast as in float32{slower}; units: {', '.join(units) or 'none known'}"
-    advice = "train in float32 here, as bench run cpu finds by itself" if slower else ""
+    advice = "bench run cpu leaves it off by itself" if slower else ""
     return Diagnosis(name="bfloat16", value=value, advice=advice)
 
 

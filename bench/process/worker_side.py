@@ -124,7 +124,7 @@ def cause(error: Exception) -> str:
     """Return an error's class and the first line of its message, and whether a disk was full."""
     first, *others = f"{type(error).__name__}: {error}".strip().splitlines()
     full = os.strerror(errno.ENOSPC)  # which a compiler says further down
-    return f"{first}: {full}" if any(full in line for line in others) else first
+    return f"{first}: {full}" if full not in first and any(full in line for line in others) else first
 
 
 def failure(error: Exception, *, out_of_memory: bool) -> Outcome:

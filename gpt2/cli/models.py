@@ -241,12 +241,16 @@ def _load(path: Path) -> tuple[Saved | None, GPT2Config, dict[str, Any]]:
     """Load a run's newest checkpoint, a checkpoint, or another project's weights, which have no facts."""
     from gpt2.interop import convert
     from gpt2.pretrain import checkpoint_tensors
-    from gpt2.pretrain.checkpoint import FACTS, newest, read
+    from gpt2.pretrain.checkpoint import FACTS, CheckpointError, newest, read
+    from gpt2.pretrain.rank_main import ABOUT
 
     kept = newest(path)  # asked once: a run that goes on may write another meanwhile
     with _said():
         if kept != path or (kept / FACTS).exists():
             return read(kept), *checkpoint_tensors.weights(kept)
+        if (path / ABOUT).exists():
+            how = "its run writes one every checkpoints.every steps, and when it ends"
+            raise CheckpointError(f"{path} holds no whole checkpoint yet; {how}")
         return None, *convert.read(path)
 
 

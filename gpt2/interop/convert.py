@@ -117,7 +117,7 @@ def _within(folder: Path) -> Path:
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     but = f", but {others[0]}, which may be read if it is named itself" if others else ""
-    advice = "give a run's folder with a checkpoint, transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
+    advice = "give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
     raise ConvertError(f"{folder} holds no {wanted}{but}; {advice}")
 
 

@@ -31,14 +31,14 @@ ENDING_SECONDS = 120.0
 """Time for the other ranks to end after one has ended on request; rank 0 may still be sending metrics."""
 REFUSING_SECONDS = 5.0
 """Time for the other ranks to end after rank 0 has reported an error that the user can fix, or for all after
-the user has asked for the end a second time."""
+a later Ctrl-C has asked for the end at once."""
 HELD = "GPT2_RANKS_HELD"
 """Environment variable of a rank whose standard input closes when its launcher ends."""
 ASKED = (signal.SIGINT, signal.SIGTERM)
-"""Signals that ask a rank to end in order; its exit code is then 128 plus the signal's number."""
-IN_ORDER = (0, *(128 + each for each in ASKED))
-REFUSED, FAILED = 2, 6
-"""Exit codes of a rank: an error that the user can fix, which rank 0 reports, and any other failure."""
+"""Signals that ask a rank to end in order."""
+REFUSED, FAILED, INTERRUPTED = 2, 6, 130
+"""Exit codes of a rank: an error that the user can fix, which rank 0 reports; any other failure; a signal."""
+IN_ORDER = (0, INTERRUPTED)
 TAIL_LINES = 20
 
 
@@ -62,9 +62,8 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
     It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails
-    first, the last lines of output are shown. Signals are passed on to all ranks; at a second Ctrl-C they
-    have REFUSING_SECONDS to end, because one that waits for another cannot heed it. `variables` are added to
-    their environment.
+    first, the last lines of output are shown. The first signal is passed on to all ranks; after a later
+    Ctrl-C they have REFUSING_SECONDS to end. `variables` are added to their environment.
     """
     command = [*python(module), *sys.argv[1:]]
     shared = {**os.environ, **own_variables(), **variables, HELD: "1"}
@@ -74,10 +73,10 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     asked = Asked()
 
     def pass_on(number: int, frame: object) -> None:
-        ended_by = signal.SIGTERM if number == signal.SIGHUP else number
-        asked.hear(ended_by)
-        for rank in ranks:
-            rank.send_signal(ended_by)
+        again = asked.first is not None
+        asked.hear(number)
+        for rank in ranks if asked.at_once or not again else ():
+            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
@@ -95,8 +94,8 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
             )
             ranks.append(process)
         failed = _wait(ranks, asked)
-        if not failed and asked.first is not None and asked.at_once:
-            return 128 + asked.first
+        if not failed and asked.at_once:
+            return INTERRUPTED
         if not failed:
             return max(rank.returncode for rank in ranks)
         # Rank 0 has reported why; others may have failed only for lack of it.

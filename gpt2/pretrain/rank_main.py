@@ -33,10 +33,10 @@ from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, misnamed, newest, step_folder
 from gpt2.pretrain.config import TrainingRun
 from gpt2.pretrain.display import Display
-from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
+from gpt2.pretrain.launcher import FAILED, INTERRUPTED, REFUSED, end_with_launcher
 from gpt2.pretrain.metrics import MetricsError, MetricsFile, Sink, TensorBoard, WeightsAndBiases
 from gpt2.pretrain.session import Session, SessionOptions
-from gpt2.signals import Asked, ending
+from gpt2.signals import Asked, ending, listen
 from gpt2.terminal import denied
 from gpt2.training import distributed
 from gpt2.training.distributed import process_group
@@ -125,7 +125,7 @@ def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: i
         _say(early if session.ended_early else _done(session))
     if failed:
         return FAILED
-    return 130 if interrupted() and session.ended_early else 0
+    return INTERRUPTED if interrupted() and session.ended_early else 0
 
 
 def _is_gone(path: Path) -> bool:
@@ -238,21 +238,25 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(session: Session) -> Callable[[], bool]:
-    """End the leg in order at the first signal, exit at a second Ctrl-C; returns whether there was one."""
+    """End the leg in order at the first signal, exit at a later Ctrl-C; returns whether there was one."""
     asked = Asked()
+    heeded: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
-        again = asked.first is not None
+        if not heeded:
+            heeded.append(number)
+            session.end("interrupted")
+            _say("ending after this step; what is trained is kept; a later Ctrl-C (kill -INT) ends at once")
+
+    def hear(number: int) -> None:
         asked.hear(number)
         if asked.at_once:
-            os._exit(128 + number)
-        if not again:
-            session.end("interrupted")
-            _say("ending after this step; what is trained is kept; another Ctrl-C ends at once")
+            os._exit(INTERRUPTED)
 
     for number in ending():
         signal.signal(number, heed)
-    return lambda: asked.first is not None
+    listen(hear)
+    return lambda: bool(heeded)
 
 
 def _say(text: str, code: int = 0) -> int:

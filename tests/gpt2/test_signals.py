@@ -97,6 +97,9 @@ def test_an_interrupt_after_the_block_is_raised_at_once() -> None:
         ([(signal.SIGINT, 0.0), (signal.SIGINT, 0.3)], False),
         ([(signal.SIGINT, 0.0), (signal.SIGINT, 0.3), (signal.SIGINT, 1.5)], True),
         ([(signal.SIGTERM, 0.0), (signal.SIGINT, 1.5)], True),
+        ([(signal.SIGINT, 0.0), (signal.SIGHUP, 60.0)], False),
+        ([(signal.SIGINT, 0.0), (signal.SIGTERM, 0.3)], False),
+        ([(signal.SIGINT, 0.0), (signal.SIGTERM, 60.0)], True),
     ],
 )
 def test_only_a_ctrl_c_some_time_after_the_first_signal_asks_for_the_end_at_once(

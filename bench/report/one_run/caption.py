@@ -321,7 +321,7 @@ def _shipped(name: str) -> Ladder | None:
 
 
 def certainty(board: Scoreboard, best: Row) -> str:
-    """How much faster the fastest rung is than the first, and over which others its lead is unclear."""
+    """How much faster the fastest rung is than the first, and than which others it is not clearly faster."""
     if board.delta is None:
         if board.rounds < LEAST_ROUNDS:
             longer = more_rounds(board, f"--repeats {LEAST_ROUNDS}")

@@ -343,10 +343,9 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         came = "Kept as a group" if scout.carried else "Left out, as a group too"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
-        gained = "no clear gain in a short try of its own"
         if scout.ratio is not None:
-            gained += f", {times(scout.ratio)} all together{_noise_of_try(scout.floor)}"
-        yield f"{came} ({gained}): {plain(listed(scout.together))}."
+            came += f", {times(scout.ratio)} together{_noise_of_try(scout.floor)}"
+        yield f"{came}; alone, each showed no clear gain in its try: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
@@ -354,7 +353,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
 
 def _noise_of_try(floor: float | None) -> str:
     """The noise that a try had to exceed: another than the noise floor of the rounds."""
-    return f" where tries vary by {whole_percent(floor, '±')}" if floor is not None else ""
+    return f" (noise of the tries {whole_percent(floor, '±')})" if floor is not None else ""
 
 
 def fastest_of_first_step(board: Scoreboard, best: Row) -> Row | None:
@@ -386,8 +385,9 @@ def _limit(board: Scoreboard, best: Row) -> str:
         return f"Limit: {least.absent if least and least.absent else 'not measured here'} (bench roofline)."
     share = best.mean_tps / most
     reached = f"{whole_percent(share)} reached{BEYOND_LIMIT if share > 1 else ''}"
-    of_what = "the fastest rung's matmuls, attention and AdamW alone, each at the best rate on this machine"
-    return f"Limit: {number(most)} tokens/s ({reached}): {of_what}."
+    of_what = "the fastest rung's matmuls, attention and AdamW alone"
+    measured = "each at the best rate measured on this machine"
+    return f"Limit: {number(most)} tokens/s ({reached}): {of_what}, {measured}."
 
 
 def _gained(board: Scoreboard, best: Row) -> str:

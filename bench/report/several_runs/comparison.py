@@ -49,9 +49,9 @@ MatchedRow = tuple[Row, list[Pair | None]]
 
 
 COUNTED = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
-UNCLEAR = " Unclear: not wholly beyond the noise floor."
 UNJUDGED = "without a verdict"
 """How rungs of a verdict, and all others, are counted in a sentence."""
+UNCLEAR = " Unclear: not wholly beyond the noise floor."
 
 
 def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
@@ -157,7 +157,7 @@ def _answer(comparison: Comparison) -> str:
     unlike = "settings"
     if best.first.tokens_per_step != best.other.tokens_per_step:
         unlike += " and tokens per step"
-    fastest = f"{judged_briefly(best.tps, None)}, fastest over fastest, of unlike {unlike}"
+    fastest = f"fastest over fastest, of unlike {unlike}, {judged_briefly(best.tps, None)}"
     return f"{over}: {fastest}. Like for like: {compared}."
 
 

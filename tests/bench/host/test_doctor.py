@@ -354,7 +354,7 @@ def test_a_cpu_whose_products_are_slower_in_bfloat16_is_advised_to_train_in_floa
     found = checks.bfloat16(speed, root)
     slower = ": leave autocast off" if advised else ""
     assert (found.value, found.ok) == (f"matmuls {ratio} as fast as in float32{slower}; units: {units}", None)
-    assert found.advice == ("train in float32 here, as bench run cpu finds by itself" if advised else "")
+    assert found.advice == ("bench run cpu leaves it off by itself" if advised else "")
 
 
 def test_time_that_the_host_took_is_a_warning_by_its_share_of_the_threads(root: Path) -> None:

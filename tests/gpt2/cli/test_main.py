@@ -408,6 +408,18 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: s
     assert said in err
 
 
+@pytest.mark.parametrize("words", [["eval", "--val-corpus", "synthetic"], ["sample"], ["export"]])
+def test_a_run_that_has_no_checkpoint_yet_is_told_from_a_folder_without_weights(
+    words: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    there = [tmp_path / "there"] if words == ["export"] else []
+    _, err = done(words[0], tmp_path / "run", *there, *words[1:], code=2)
+    assert err.strip().endswith("when it ends")
+    assert "holds no whole checkpoint yet" in err
+
+
 def test_a_rank_that_failed_ends_without_waiting_for_its_groups_threads(tmp_path: Path) -> None:
     """They are joined nowhere after an error, and one that still runs can abort the interpreter's exit."""
     program = (

@@ -196,12 +196,36 @@ def test_another_ctrl_c_ends_ranks_too_that_cannot_heed_it(tmp_path: Path) -> No
     launcher.send_signal(signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):  # they may be writing a checkpoint
         launcher.wait(timeout=2 * DELIBERATE_SECONDS)
-    while launcher.poll() is None:  # once is enough where the machine did not halt meanwhile
-        launcher.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(timeout=2 * DELIBERATE_SECONDS)
+    end_by_later_interrupt(launcher)
     assert launcher.returncode == 130
     assert not any(child.is_running() for child in children)
+
+
+def end_by_later_interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Send Ctrl-C as late after the first as counts; more than once only where the machine halted."""
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10 * DELIBERATE_SECONDS)
+            return
+
+
+def test_a_later_ctrl_c_ends_a_rank_at_once_though_its_step_does_not_end() -> None:
+    """Python's handlers do not run within a call of C; it lets other threads run, as torch's calls do."""
+    program = (
+        "import hashlib, types; from gpt2.pretrain.rank_main import _heed_signals; "
+        "_heed_signals(types.SimpleNamespace(end=print)); print('ready', flush=True); "
+        "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
+    )
+    rank = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
+    assert rank.stdout
+    assert rank.stdout.readline() == b"ready\n"
+    rank.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        rank.wait(timeout=2 * DELIBERATE_SECONDS)
+    end_by_later_interrupt(rank)
+    rank.kill()  # does nothing where it has ended
+    assert rank.wait() == 130
 
 
 def launched(place: Path, lines: str) -> subprocess.Popen[bytes]:

@@ -813,7 +813,10 @@ def test_signals_end_a_run_in_order_with_a_checkpoint_though_several_come_togeth
     process = command("train", config, "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
-    for number in numbers:
+    process.send_signal(numbers[0])
+    assert process.stderr
+    until(lambda: "ending after this step" in process.stderr.readline(), process)
+    for number in numbers[1:]:  # while the checkpoint is written, if not before
         process.send_signal(number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said

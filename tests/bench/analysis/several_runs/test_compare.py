@@ -98,7 +98,7 @@ def test_rungs_without_a_verdict_and_those_that_do_not_rank_are_counted_in_the_a
     append(tmp_path / "b.jsonl", record("a", 0, toggles=CUDA, measurement=measurement(2000.0)))
     append(tmp_path / "b.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
     assert answer(first, tmp_path / "b.jsonl") == (
-        "B over A: 1.00x, fastest over fastest, of unlike settings. "
+        "B over A: fastest over fastest, of unlike settings, 1.00x. "
         "Like for like: 2.00x at rung a; 1 not ranked."
     )
     append(tmp_path / "c.jsonl", record("b", 1, toggles=BF16, status="out_of_memory", measurement=None))
@@ -106,7 +106,7 @@ def test_rungs_without_a_verdict_and_those_that_do_not_rank_are_counted_in_the_a
     assert none == "B over A: 1 rung of equal settings, of which none ranks."
     append(tmp_path / "d.jsonl", record("d", toggles=replace(CUDA, adamw="foreach")))
     assert answer(first, tmp_path / "d.jsonl") == (
-        "B over A: 0.50x, fastest over fastest, of unlike settings. Like for like: no rung of equal settings."
+        "B over A: fastest over fastest, of unlike settings, 0.50x. Like for like: no rung of equal settings."
     )
 
 
