@@ -814,8 +814,9 @@ def test_signals_end_a_run_in_order_with_a_checkpoint_though_several_come_togeth
     metrics = tmp_path / "run" / "metrics.jsonl"
     until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
     process.send_signal(numbers[0])
-    assert process.stderr
-    until(lambda: "ending after this step" in process.stderr.readline(), process)
+    lines = process.stderr
+    assert lines
+    until(lambda: "ending after this step" in lines.readline(), process)
     for number in numbers[1:]:  # while the checkpoint is written, if not before
         process.send_signal(number)
     _, said = process.communicate(timeout=600)
