@@ -88,6 +88,11 @@ def sweep(
         out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour
     )
     axes = parse_all(over)
+    if data and any(axis.of_workload and axis.key == "data" for axis in axes):
+        raise BenchError(
+            f"--data {data}: is one corpus, which --over workload.data would measure under several names; "
+            "leave it out, and name corpora of GPT2_DATA_DIR"
+        )
     _check_best(best, axes)
     tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
     runs = _runs(tasks, options, 60 * budget, bool(best))

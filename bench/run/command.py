@@ -65,7 +65,7 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         ranks = part.arguments(toggles.processes) if part else alone
         command = ["-m", "torch.distributed.run", *ranks, *command]
     if options.data:
-        command += ["--data", str(options.data)]
+        command += ["--data", path_word(options.data)]
     overrides = list(options.overrides)
     if task.repetition == 1 and task.kind != "control" and _has_other_gradients(ladder, toggles):
         command.append("--gradients")
@@ -77,6 +77,11 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return [*command, "--proofs", task.proofs]
+
+
+def path_word(path: Path) -> str:
+    """Return a path as a word that no parser takes for an option, though pathlib has dropped its ./"""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def ladder_words(ladder: Ladder, rung: Rung, overrides: Iterable[str]) -> list[str]:

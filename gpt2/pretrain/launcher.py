@@ -140,6 +140,8 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
         rank.kill()  # does nothing where it has ended
         rank.wait()
+        if rank.stdin:
+            rank.stdin.close()
 
 
 def _show(rank: int, code: int, said: Path) -> None:

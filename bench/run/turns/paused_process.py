@@ -18,7 +18,7 @@ from bench.ladder.peers import CANNOT_RUN, PEERS, LogLine
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import give_way
-from bench.run.command import ladder_words
+from bench.run.command import ladder_words, path_word
 from bench.run.peers.checkout import MissingPeer, locate_and_check, origin, peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.config.toggles import MATMUL_CHOICES
@@ -133,7 +133,7 @@ def started(
         peer, cpus, folder, version, own = PEERS["own"], None, Path.cwd(), None, own_variables()
         copy = str(ladder.copy_in(scratch))  # the file may be edited before all have started
         words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name, "--copy", copy]
-        words += ["--data", str(data)] if data else []
+        words += ["--data", path_word(data)] if data else []
         words += ladder_words(ladder, rung, overrides)
     with contextlib.ExitStack() as stack:
         # Empty for each process: compiled code and cached code lie differently in memory.

@@ -74,6 +74,12 @@ def test_a_worker_of_a_sweep_gets_the_rung_without_them(climb: Ladder) -> None:
     )
 
 
+def test_a_text_whose_name_begins_with_a_dash_is_no_option_of_a_worker(climb: Ladder) -> None:
+    task = Task(kind="cumulative", rung=climb.rungs[0], repetition=1)
+    command = worker_command(climb, task, Options(data=Path("./-t.txt")))
+    assert command[command.index("--data") + 1] == "./-t.txt"
+
+
 @pytest.mark.slow
 def test_a_process_of_turns_trains_the_rung_without_them(climb: Ladder) -> None:
     command = [*python("bench.run.turns.step_printer"), str(climb.path), "c", "--without", "b"]

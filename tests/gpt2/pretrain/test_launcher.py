@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +67,14 @@ def test_ranks_are_told_who_they_are_and_get_the_arguments(launch, tmp_path: Pat
     assert code == 0
     said = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(3)]
     assert said == [[str(rank), str(rank), "3", "3", "127.0.0.1", "an argument"] for rank in range(3)]
+
+
+def test_nothing_of_the_ranks_is_left_open(launch) -> None:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        assert launch("pass\n") == 0
+        gc.collect()
+    assert [str(each.message) for each in found if "unclosed" in str(each.message)] == []
 
 
 WAITS = "time.sleep(600); open(os.path.join(os.environ['PLACE'], 'waited'), 'w').close()\n"

@@ -197,6 +197,7 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_runs(write_ladder, tmp_pat
         ((f"{ladder}:c", "--over", "toggles.adamw=fused"), "no rung is called 'c'"),
         ((str(ladder), "--over", "toggles.adam=fused"), "toggles has no 'adam'; did you mean 'adamw'?"),
         ((str(ladder), "--over", "workload.seq_len=16,32", "--best", "x.yaml"), "sweep toggles only"),
+        ((str(ladder), "--over", "workload.data=a,b", "--data", str(ladder)), "is one corpus"),
         (("quick", "--over", "toggles.micro_batch_size=1,2"), "'best known' starts from the best of cpu"),
         (("nothing.yaml", "--over", "toggles.adamw=fused"), "nothing.yaml: No such file"),
     ):
