@@ -51,21 +51,29 @@ class Asked:
             self.at_once |= time.monotonic() > self._since + DELIBERATE_SECONDS
 
 
-def listen(hear: Callable[[int], object]) -> None:
-    """Call `hear` with each of these signals when it comes, in a thread. They have handlers already.
+@contextlib.contextmanager
+def listening(hear: Callable[[int], object]) -> Iterator[None]:
+    """Within the block, call `hear` with each of these signals when it comes, in a thread.
 
+    They have handlers already. It is for the main thread.
     Python runs handlers in the main thread alone, and late where that is within a long call of torch's.
     """
     heard, rung = os.pipe()
     os.set_blocking(rung, False)
-    signal.set_wakeup_fd(rung, warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(rung, warn_on_full_buffer=False)
 
     def wait() -> None:
         while number := os.read(heard, 1):
             if number[0] in ending():
                 hear(number[0])
+        os.close(heard)
 
     threading.Thread(target=wait, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(rung)  # which ends the thread
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -36,7 +36,7 @@ from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, INTERRUPTED, REFUSED, end_with_launcher
 from gpt2.pretrain.metrics import MetricsError, MetricsFile, Sink, TensorBoard, WeightsAndBiases
 from gpt2.pretrain.session import Session, SessionOptions
-from gpt2.signals import Asked, ending, listen
+from gpt2.signals import Asked, ending, listening
 from gpt2.terminal import denied
 from gpt2.training import distributed
 from gpt2.training.distributed import process_group
@@ -99,7 +99,7 @@ def _run_rank(run: TrainingRun, options: SessionOptions, device: Device, rank: i
             _take_folder(options, stack)
         _see_one_folder(run, options)
         session = Session(run, options, device)
-        interrupted = _heed_signals(session)
+        interrupted = stack.enter_context(_heed_signals(session))
         sinks: list[Sink] = []
         if rank == 0:
             sinks = _sinks(run, session, **wanted)
@@ -237,8 +237,12 @@ def _id(about: Path) -> str | None:
     return None
 
 
-def _heed_signals(session: Session) -> Callable[[], bool]:
-    """End the leg in order at the first signal, exit at a later Ctrl-C; returns whether there was one."""
+@contextlib.contextmanager
+def _heed_signals(session: Session) -> Iterator[Callable[[], bool]]:
+    """End the leg in order at the first signal; yields whether there was one. Within, a later Ctrl-C exits.
+
+    Signals are heeded after the block too, where little is left to do.
+    """
     asked = Asked()
     heeded: list[int] = []
 
@@ -255,8 +259,8 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
 
     for number in ending():
         signal.signal(number, heed)
-    listen(hear)
-    return lambda: bool(heeded)
+    with listening(hear):
+        yield lambda: bool(heeded)
 
 
 def _say(text: str, code: int = 0) -> int:

@@ -9,10 +9,10 @@ import threading
 
 import pytest
 from places import ROOT
-from waiting import Sleepless
+from waiting import Sleepless, until
 
 from gpt2 import signals
-from gpt2.signals import Asked, interrupt_held_back
+from gpt2.signals import Asked, interrupt_held_back, listening
 
 PROGRAM = """
 import contextlib, signal, time
@@ -111,3 +111,17 @@ def test_only_a_ctrl_c_some_time_after_the_first_signal_asks_for_the_end_at_once
         clock.now = seconds
         asked.hear(number)
     assert (asked.first, asked.at_once) == (came[0][0], at_once)
+
+
+def test_signals_are_listened_to_within_the_block_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        with listening(heard.append):
+            signal.raise_signal(signal.SIGTERM)
+            until(lambda: heard)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+    assert signal.set_wakeup_fd(-1) == -1

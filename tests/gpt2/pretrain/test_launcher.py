@@ -223,9 +223,11 @@ def end_by_later_interrupt(process: subprocess.Popen[bytes]) -> None:
 def test_a_later_ctrl_c_ends_a_rank_at_once_though_its_step_does_not_end() -> None:
     """Python's handlers do not run within a call of C; it lets other threads run, as torch's calls do."""
     program = (
-        "import hashlib, types; from gpt2.pretrain.rank_main import _heed_signals; "
-        "_heed_signals(types.SimpleNamespace(end=print)); print('ready', flush=True); "
-        "hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)"
+        "import hashlib, types\n"
+        "from gpt2.pretrain.rank_main import _heed_signals\n"
+        "with _heed_signals(types.SimpleNamespace(end=print)):\n"
+        "    print('ready', flush=True)\n"
+        "    hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)\n"
     )
     rank = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
     assert rank.stdout

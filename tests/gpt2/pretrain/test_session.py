@@ -732,7 +732,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: contextlib.nullcontext(lambda: False))
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
