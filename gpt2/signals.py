@@ -55,8 +55,8 @@ class Asked:
 def listening(hear: Callable[[int], object]) -> Iterator[None]:
     """Within the block, call `hear` with each of these signals when it comes, in a thread.
 
-    They have handlers already. It is for the main thread.
-    Python runs handlers in the main thread alone, and late where that is within a long call of torch's.
+    Python runs their handlers, which must be set already, in the main thread alone, and late where that is
+    within a long call of torch's. The block is entered in the main thread.
     """
     heard, rung = os.pipe()
     os.set_blocking(rung, False)
