@@ -61,6 +61,11 @@ class Estimate:
         low, high = (bound if bound is None else bound / number for bound in (self.low, self.high))
         return Estimate(self.value / number, low, high, self.rounds)
 
+    def inverse(self) -> Estimate:
+        """The estimate of the ratio the other way round."""
+        low, high = (bound if bound is None else 1 / bound for bound in (self.high, self.low))
+        return Estimate(1 / self.value, low, high, self.rounds)
+
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
     """exp(mean(log)) of positive values, with the t interval of the logarithms (n - 1 degrees of freedom)."""

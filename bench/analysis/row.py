@@ -338,7 +338,7 @@ def _dropped(rung: list[Record], run: RunRecords) -> list[str]:
     first = next(iter(run.rungs))
     whole = {record.repetition for record in run.controls.get(first, ())}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
-    return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
+    return [f"it ran in {rounds} of {most} rounds"] if 0 < rounds < most else []
 
 
 def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:

@@ -63,6 +63,7 @@ def report(
     """
     from bench.analysis.select import load_boards, load_published
     from bench.analysis.several_runs.rungs import build_chain, load_baseline
+    from bench.analysis.turns import load_turns
     from bench.report.assembly import assemble, short, short_markdown, to_markdown, to_terminal
     from bench.report.folder import rewrite
 
@@ -77,11 +78,12 @@ def report(
     passed_over: list[Scoreboard] = []
     boards, warnings = load_boards(paths, needed=not published, passed_over=passed_over)
     chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
-    for warning in (*left_out, *warnings):
+    turns, unread = load_turns(paths)
+    for warning in (*left_out, *warnings, *unread):
         say(warning)
     if notes and (len(boards) != 1 or baseline or full or markdown or csv or json or out or update):
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
-    assembled = assemble(boards, published, price_per_hour, chain, passed_over)
+    assembled = assemble(boards, published, price_per_hour, chain, passed_over, turns)
     if not (markdown or csv or json or out or update):
         return print_parts(
             partial(to_terminal, assembled) if full else partial(short, assembled, notes=notes)

@@ -454,11 +454,13 @@ ROOFLINE = "roofline-"
 """Beginning of the names of files that hold nothing but a measured ceiling."""
 
 
-def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
-    """The .jsonl files below a folder, sorted, each once; links are followed.
+def results_files(
+    folder: Path, prefix: str = "", warnings: list[str] | None = None, *, ending: str = ".jsonl"
+) -> list[Path]:
+    """The files of results below a folder, sorted, each once; links are followed.
 
-    Hidden files are left out, and so are the metrics of long runs, which lie beside their run.json. prefix:
-    of the files' names. warnings: takes those about folders that cannot be read.
+    Hidden files are left out, and so are the metrics of long runs, which lie beside their run.json. prefix
+    and ending: of the files' names. warnings: takes those about folders that cannot be read.
     """
     root, seen, by_real_path = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
     folders, links, files = [folder], list[Path](), list[Path]()
@@ -477,7 +479,7 @@ def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = N
         for path in entries:
             if path.is_dir():
                 (links if path.is_symlink() else folders).append(path)
-            elif path.suffix == ".jsonl" and not (place / "run.json").exists():
+            elif path.suffix == ending and not (place / "run.json").exists():
                 files.append(path)
     for path in sorted(files, key=Path.is_symlink):  # a path without links before one with them
         by_real_path.setdefault(os.path.realpath(path), path)

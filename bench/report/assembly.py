@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.rungs import Chain, fastest_rung
+from bench.analysis.turns import Turns
 from bench.format import plain
 from bench.records.published import Published
 from bench.report import published
@@ -20,6 +21,7 @@ from bench.report.several_runs.atlas import atlas_table
 from bench.report.several_runs.comparison import chain_table
 from bench.report.several_runs.tables import not_listed, overview, overview_brief
 from bench.report.several_runs.tables import tables as tables_over_runs
+from bench.report.several_runs.trainers import turns_table
 from bench.report.table import NOTES_TITLE, Table, notes_to_markdown, share_notes
 
 
@@ -40,6 +42,8 @@ class Report:
     published: Sequence[Table]
     figures: Sequence[Published] = ()
     """The published figures themselves."""
+    turns: Sequence[Turns] = ()
+    """Other trainers that took turns with ours."""
     price_per_hour: float | None = None
 
     @property
@@ -49,8 +53,8 @@ class Report:
 
     @property
     def together(self) -> list[Table]:
-        """The atlas and the other tables over several runs."""
-        return [*([self.atlas] if self.atlas else []), *self.several_runs]
+        """The atlas, the other tables over several runs, and the trainers that took turns with ours."""
+        return [table for table in (self.atlas, *self.several_runs, turns_table(self.turns)) if table]
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""
@@ -70,10 +74,12 @@ def assemble(
     price_per_hour: float | None = None,
     chain: Chain | None = None,
     passed_over: Sequence[Scoreboard] = (),
+    turns: Sequence[Turns] = (),
 ) -> Report:
     """Build all tables of a report.
 
     figures: published ones, shown in tables of their own and beside ours. passed_over: from load_boards().
+    turns: from load_turns().
     """
     opening = (chain_table(chain) if chain else None, overview(boards))
     return Report(
@@ -85,6 +91,7 @@ def assemble(
         several_runs=tables_over_runs(boards, figures),
         published=published.tables(figures),
         figures=figures,
+        turns=turns,
         price_per_hour=price_per_hour,
     )
 

@@ -293,24 +293,34 @@ function attribution() {
   })), {unit: "times as many tokens per second", wide: true, ratios: true, band: run.band, label: `What each change buys in ${run.title}`});
 }
 
-// Of the run, or else of one on the same machine.
+// Those that took turns with ours on this machine, and those of the run, or else of one on the same machine.
 function trainers() {
   const place = at("beside"), has = (other) => other.rows.some((row) => row.other_trainer);
   const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && other.task.join() === run.task.join() && has(other));
-  if (!shown) {
-    const others = [...data.runs.entries()].filter(([, other]) => has(other));
-    place.replaceChildren(element("p", `No run of this model on this machine measured other trainers.${others.length ? " These runs did:" : ""}`));
+  const turns = data.turns.filter((each) => each.machine === run.machine);
+  place.replaceChildren();
+  if (!shown && !turns.length) {
+    const machines = new Set(data.turns.map((each) => each.machine)), named = new Set();
+    const others = [...data.runs.entries()].filter(([, other]) => (has(other) || machines.has(other.machine)) && !named.has(other.machine) && named.add(other.machine));
+    place.append(element("p", `On this machine no other trainer was measured beside ours.${others.length ? " On these it was:" : ""}`));
     for (const [number, other] of others) {
-      const button = element("button", other.title);
+      const button = element("button", other.hardware);
       button.type = "button";
       button.addEventListener("click", () => take(number));
       place.append(button, " ");
     }
     return;
   }
+  for (const each of turns) {
+    const chartPlace = document.createElement("div");
+    place.append(element("h2", `Other trainers in turn with ours: ${each.title}`), element("p", `Filled: ours. Outlined: other trainers. Each took turns of a few steps with ours, so a drift of the machine slows both alike. ${each.about}.`, "small"), chartPlace);
+    chart(chartPlace, each.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.ours ? "bar" : "other"})),
+      {unit: "tokens per second", label: `Tokens per second of trainers in turn with ours: ${each.title}`});
+  }
+  if (!shown) return;
   const chartPlace = document.createElement("div");
   const rows = shown.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
-  place.replaceChildren(element("h2", `Other trainers beside ours: ${shown.title}`), element("p", `${shown === run ? "" : `The chosen run measured none; these are of another one on its machine, ${shown.title}. `}Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in rounds with ours. Ours over it: the ratio of our fastest rung${shown.ours ? ` (${shown.ours})` : ""}.`, "small"), chartPlace);
+  place.append(element("h2", `Other trainers beside ours: ${shown.title}`), element("p", `${shown === run ? "" : `The chosen run measured none; these are of another one on its machine, ${shown.title}. `}Filled: rungs of this code. Outlined: other trainers, timed by the arrival of their progress lines, in rounds with ours. Ours over it: the ratio of our fastest rung${shown.ours ? ` (${shown.ours})` : ""}.`, "small"), chartPlace);
   chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["ours over it"] ? `${row.figures["tokens/s"]}; ours over it ${row.figures["ours over it"]}` : row.figures["tokens/s"], kind: row.other_trainer ? "other" : row.sound ? "bar" : "failed"})),
     {unit: "tokens per second", label: `Tokens per second of trainers in ${shown.title}`});
 }

@@ -20,6 +20,7 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.several_runs.rungs import RungView, by_speed, fastest_rung
+from bench.analysis.turns import Turns
 from bench.format import (
     floor,
     gib,
@@ -29,6 +30,7 @@ from bench.format import (
     plain,
     plural,
     ratio,
+    speed,
     times,
     tokens_per_second,
     verdict_word,
@@ -55,6 +57,7 @@ from bench.report.one_run.screen import (
 from bench.report.one_run.tables import WORK, gain_text, work_of
 from bench.report.several_runs.atlas import parted
 from bench.report.several_runs.tables import fastest_published
+from bench.report.several_runs.trainers import machines_of
 from bench.report.table import Table
 from bench.report.titles import hardware_title, machine_titles, model_title_of, told_apart
 from bench.stats import Estimate
@@ -78,6 +81,7 @@ def page(report: Report) -> str:
         ],
         "machines": list(_machines(report)),
         "published": [_published(table) for table in report.published],
+        "turns": list(_turns(report.turns)),
     }
     data = dumps(shown).replace("<", "\\u003c")  # no text may end the script
     # Only this page's own script may run, and a hash of what it shows is as good as a random number for that.
@@ -296,6 +300,34 @@ def _figure(figure: Published) -> dict[str, Any]:
         "tps": [figure.tps, None, None],
         "said": f"{number(figure.tps)}, {plain(figure.label or figure.rung)}, published",
     }
+
+
+def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
+    """For each file of bench turns its trainers, and our rung that took turns with them."""
+    titles = machines_of(turns)
+    for source, of_file in group_by(turns, lambda each: each.source).items():
+        first = of_file[0]
+        rows = [
+            {
+                "name": plain(each.trainer),
+                "tps": _bounds(each.tokens_per_second),
+                "said": plain(
+                    f"{speed(each.tokens_per_second)}; ours over it {judged(each.ratio, each.verdict)}"
+                ),
+                "ours": False,
+            }
+            for each in of_file
+        ]
+        ours = first.ours_tokens_per_second
+        rows.append(
+            {"name": plain(first.ours), "tps": _bounds(ours), "said": speed(ours), "ours": True},
+        )
+        yield {
+            "machine": plain(first.environment.machine),
+            "title": plain(f"{first.ladder} on {titles[first.environment.machine]}"),
+            "about": plain(f"{source.as_posix()}, {first.time[:10]}"),
+            "rows": sorted(rows, key=lambda row: -row["tps"][0]),
+        }
 
 
 def _published(table: Table) -> dict[str, Any]:

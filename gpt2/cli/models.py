@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import time
 import warnings
@@ -187,7 +188,8 @@ def import_(
             typer.echo(f"gpt2: {other}", err=True)
     except GPT2Error as error:
         fail(error)
-    typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
+    begun = f"gpt2 train CONFIG --init-from {shlex.quote(str(folder))}"
+    typer.echo(f"{config.parameters:,} parameters in {folder}: {begun}")
 
 
 def export(

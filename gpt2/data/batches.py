@@ -153,6 +153,16 @@ def inputs_and_targets(corpus: Corpus, chunks: Iterable[int], seq_len: int) -> t
     return rows[:, :-1], rows[:, 1:]
 
 
+def repeated(tokens: int, tokens_per_step: int) -> tuple[str, ...]:
+    """Return a warning where a corpus of `tokens` is shorter than a step; else nothing."""
+    if tokens > tokens_per_step:
+        return ()
+    return (
+        f"the corpus has {tokens} tokens, fewer than the {tokens_per_step + 1} of a step with its last "
+        "target; sequences repeat within a step",
+    )
+
+
 class Batches:
     """The global batch of every step, a function of (seed, step, tokens per step) and nothing else.
 
@@ -178,11 +188,7 @@ class Batches:
                 needed = f"a sequence of {seq_len} needs {seq_len + 1}"
                 raise DataError(f"corpus {corpus.name!r} has {corpus.tokens} tokens, {needed}")
             self._chunks = (corpus.tokens - 1) // seq_len
-            if self._chunks < self.sequences_per_step:
-                self.warnings += (
-                    f"the corpus has {corpus.tokens} tokens, fewer than the {tokens_per_step + 1} of a step "
-                    "with its last target; sequences repeat within a step",
-                )
+            self.warnings += repeated(corpus.tokens, tokens_per_step)
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:

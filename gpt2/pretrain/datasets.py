@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpt2.data.batches import GENERATED, Batches, Corpus, open_corpus
+from gpt2.data.batches import GENERATED, Batches, Corpus, open_corpus, repeated
 from gpt2.data.batches import KNOWN as KNOWN_TEXTS
 from gpt2.data.corpora.hub import KNOWN
 from gpt2.data.corpora.sources import (
@@ -118,6 +118,8 @@ def _shards(run: TrainingRun, source: Source) -> Data:
     parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
     files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
     notes = [files, *batches.warnings, *odd]
+    if batches.corpus is not corpus and corpus.tokens is not None:  # shuffled documents are read without end
+        notes += repeated(corpus.tokens, run.tokens_per_step)
     if index and validation and run.val_corpus is None:
         notes += shared_files(index.corpus, index.validation)
     if isinstance(corpus, Shards) and isinstance(validation, Shards):

@@ -15,6 +15,7 @@ from samples import MACHINE, measurement, record, records_of
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
+from bench.analysis.turns import load_turns
 from bench.records.published import read_published
 from bench.report.assembly import assemble
 from bench.report.page import page
@@ -172,9 +173,8 @@ def test_tables_over_all_runs_are_folded_until_they_are_opened_or_printed(shown:
 
 def test_a_run_without_other_trainers_says_so(shown: Any) -> None:
     shown.click("#tab-trainers")
-    assert (
-        shown.inner_text("#beside").strip() == "No run of this model on this machine measured other trainers."
-    )
+    said = shown.inner_text("#beside").strip()
+    assert said == "On this machine no other trainer was measured beside ours."
 
 
 def test_other_trainers_are_shown_of_another_run_on_the_same_machine(browser: Any, tmp_path: Path) -> None:
@@ -188,6 +188,27 @@ def test_other_trainers_are_shown_of_another_run_on_the_same_machine(browser: An
         tab.click("#tab-trainers")
         assert "peers-cpu on amd-epyc-26-2-1-x2" in tab.inner_text("#beside")
         assert tab.locator("#beside rect.other").count() > 3
+
+
+def test_trainers_that_took_turns_with_ours_are_shown_on_their_machine_and_lead_there(
+    browser: Any, tmp_path: Path
+) -> None:
+    folder = ROOT / "results"
+    boards, _ = load_boards([folder / "amd-epyc-25-1-1-x2", folder / "h200-x1"])
+    file = tmp_path / "index.html"
+    turns, _ = load_turns([folder / "amd-epyc-25-1-1-x2"])
+    file.write_text(page(assemble([b for b in boards if b.ladder == "cpu"][:1] + boards[-1:], turns=turns)))
+    with browser.new_page() as tab:
+        tab.goto(file.as_uri())
+        tab.select_option("#run", "1")
+        tab.click("#tab-trainers")
+        assert tab.locator("#beside rect.other").count() == 0
+        tab.click("#beside button")
+        tab.click("#tab-trainers")
+        assert tab.locator("#beside rect.bar").count() == 1
+        assert tab.locator("#beside rect.other").count() == 3
+        compiled = tab.locator("#beside g[aria-label^='nanoGPT float32 compiled:']")
+        assert "ours over it 1.07x" in (compiled.get_attribute("aria-label") or "")
 
 
 def test_the_address_names_the_tab_and_the_run_so_that_a_link_leads_to_both(shown: Any) -> None:

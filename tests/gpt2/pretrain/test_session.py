@@ -1158,6 +1158,19 @@ def test_validation_on_the_very_tokens_that_are_trained_on_is_told(tmp_path: Pat
     assert any("val.bin holds the very bytes of train.bin" in note for note in found)
 
 
+@pytest.mark.parametrize(("documents", "told"), [(1, True), (20, True), (400, False)])
+def test_a_prepared_corpus_shorter_than_a_step_is_told_of_one_document_and_of_many(
+    documents: int, told: bool, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "To be, or not to be."}\n' * documents)
+    few = {"evaluation": {"val_every": 0, "sample_every": 0}}
+    list(prepare(str(tmp_path / "a.jsonl"), tmp_path / "shards", val_tokens=2, processes=1))
+    shape = {"model": "mini", "data": "a", "seq_len": 4, "tokens_per_step": 1024}
+    run = tiny_run(workload=shape, **few)
+    found = open_data(run, Source(path=tmp_path / "shards")).notes
+    assert any("sequences repeat within a step" in note for note in found) is told
+
+
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "prepared"])
 def test_validation_on_the_very_text_that_is_trained_on_is_told(
     stream: bool, tmp_path: Path, own_cache: Path, vocabulary: None

@@ -1,0 +1,46 @@
+"""Other trainers that took turns with ours, on each machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.analysis.turns import Turns
+from bench.format import judged, tokens_per_second, whole_percent
+from bench.report.table import Column, Table
+from bench.report.titles import environment_title, told_apart
+
+
+def machines_of(turns: Sequence[Turns]) -> dict[str, str]:
+    """What each machine is, in a few words, by its name."""
+    environments = {each.environment.machine: each.environment for each in turns}
+    titles = [(environment_title(e, e.chip == e.cpu, 1), name) for name, e in environments.items()]
+    return dict(zip(environments, told_apart(titles), strict=True))
+
+
+def turns_table(turns: Sequence[Turns]) -> Table | None:
+    """A row for each trainer on each machine; None without any."""
+    if not turns:
+        return None
+    titles = machines_of(turns)
+    columns: list[Column[Turns]] = [
+        Column("Machine", lambda each: titles[each.environment.machine], words=True),
+        Column("Trainer", lambda each: each.trainer, words=True),
+        Column("Version", lambda each: each.version, words=True, drop=2),
+        Column("TPS", lambda each: tokens_per_second(each.tokens_per_second)),
+        Column("Ours over it", lambda each: judged(each.ratio, each.verdict)),
+        Column("Noise floor", lambda each: whole_percent(each.noise_floor, "±"), drop=1),
+        Column("File", lambda each: each.source.as_posix(), words=True, drop=3),
+    ]
+    ours = sorted({f"{each.ours} of {each.ladder}" for each in turns})
+    return Table(
+        title="Other trainers in turn with ours",
+        columns=columns,
+        rows=turns,
+        names=2,
+        notes=[
+            f"From bench turns, the newest result of each trainer. Ours: {', '.join(ours)}, with the toggles "
+            "that were best on the machine at that time. Both train by turns, a few steps each, so that a "
+            "drift of the machine slows both; intervals are over the starts of the processes. Without a "
+            "noise floor there is no verdict.",
+        ],
+    )
