@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Turns:
     source: Path
     """The file of the run of bench turns."""
     ladder: str
+    task: tuple[str, int] | None
+    """Model and length of sequences; None in files of earlier versions."""
     environment: Environment
     time: str
     """When the run began, in UTC, as ISO 8601."""
@@ -45,11 +47,11 @@ class Turns:
 def load_turns(paths: Sequence[Path]) -> tuple[list[Turns], list[str]]:
     """Read what other trainers did beside ours, from the files of bench turns below folders.
 
-    Returns, for each machine, ladder, rung of ours and trainer, the newest result, the machines sorted and
-    the fastest trainer first; and warnings about files that cannot be read. Files named themselves are not
-    of bench turns: they hold records of rungs.
+    Returns, for each machine, ladder, task, rung of ours and trainer, the newest result, the machines
+    sorted and the fastest trainer first; and warnings about files that cannot be read. Files named
+    themselves are not of bench turns: they hold records of rungs.
     """
-    newest: dict[tuple[str, str, str, str], Turns] = {}
+    newest: dict[Hashable, Turns] = {}
     warnings: list[str] = []
     folders = [path for path in paths if path.is_dir()]
     files = [file for folder in folders for file in results_files(folder, "turns-", ending=".json")]
@@ -60,7 +62,7 @@ def load_turns(paths: Sequence[Path]) -> tuple[list[Turns], list[str]]:
             warnings.append(f"{file}: is no file of bench turns ({_problem(error)}); left out")
             continue
         for each in found:
-            name = (each.environment.machine, each.ladder, each.ours, each.trainer)
+            name = (each.environment.machine, each.ladder, each.task, each.ours, each.trainer)
             if name not in newest or newest[name].time < each.time:
                 newest[name] = each
     return sorted(newest.values(), key=lambda each: (each.environment.machine, each.ratio.value)), warnings
@@ -87,11 +89,18 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Task:
+    model: str
+    seq_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class _File:
     ladder: str
     time: str
     environment: Environment
     groups: list[_Group]
+    workload: _Task | None = None
 
 
 _FILE = TypeAdapter[_File](_File)
@@ -99,10 +108,12 @@ _FILE = TypeAdapter[_File](_File)
 
 def _read(file: Path) -> list[Turns]:
     content = _FILE.validate_python(json.loads(file.read_bytes()))
+    workload = content.workload
     return [
         Turns(
             source=file,
             ladder=content.ladder,
+            task=(workload.model, workload.seq_len) if workload else None,
             environment=content.environment,
             time=content.time,
             trainer=pair.rung,

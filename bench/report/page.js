@@ -314,7 +314,7 @@ function trainers() {
   for (const each of turns) {
     const chartPlace = document.createElement("div");
     place.append(element("h2", `Other trainers in turn with ours: ${each.title}`), element("p", `Filled: ours. Outlined: other trainers. Each took turns of a few steps with ours, so a drift of the machine slows both alike. ${each.about}.`, "small"), chartPlace);
-    chart(chartPlace, each.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.ours ? "bar" : "other"})),
+    chart(chartPlace, each.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.other_trainer ? "other" : "bar"})),
       {unit: "tokens per second", label: `Tokens per second of trainers in turn with ours: ${each.title}`});
   }
   if (!shown) return;

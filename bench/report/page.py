@@ -25,6 +25,7 @@ from bench.format import (
     floor,
     gib,
     judged,
+    judged_briefly,
     loss,
     number,
     plain,
@@ -57,7 +58,7 @@ from bench.report.one_run.screen import (
 from bench.report.one_run.tables import WORK, gain_text, work_of
 from bench.report.several_runs.atlas import parted
 from bench.report.several_runs.tables import fastest_published
-from bench.report.several_runs.trainers import machines_of
+from bench.report.several_runs.trainers import machines_of, task_of
 from bench.report.table import Table
 from bench.report.titles import hardware_title, machine_titles, model_title_of, told_apart
 from bench.stats import Estimate
@@ -307,26 +308,25 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
     titles = machines_of(turns)
     for source, of_file in group_by(turns, lambda each: each.source).items():
         first = of_file[0]
-        rows = [
-            {
-                "name": plain(each.trainer),
-                "tps": _bounds(each.tokens_per_second),
-                "said": plain(
-                    f"{speed(each.tokens_per_second)}; ours over it {judged(each.ratio, each.verdict)}"
-                ),
-                "ours": False,
-            }
+        where = f"{first.ladder} on {titles[first.environment.machine]}"
+        rows = [(first.ours, first.ours_tokens_per_second, "")] + [
+            (each.trainer, each.tokens_per_second, judged_briefly(each.ratio, each.verdict))
             for each in of_file
         ]
-        ours = first.ours_tokens_per_second
-        rows.append(
-            {"name": plain(first.ours), "tps": _bounds(ours), "said": speed(ours), "ours": True},
-        )
+        rows.sort(key=lambda row: -row[1].value)
         yield {
             "machine": plain(first.environment.machine),
-            "title": plain(f"{first.ladder} on {titles[first.environment.machine]}"),
+            "title": plain(", ".join(filter(None, (where, task_of(first))))),
             "about": plain(f"{source.as_posix()}, {first.time[:10]}"),
-            "rows": sorted(rows, key=lambda row: -row["tps"][0]),
+            "rows": [
+                {
+                    "name": plain(name),
+                    "tps": _bounds(tps),
+                    "said": f"{speed(tps)}; ours over it {ratio}" if ratio else speed(tps),
+                    "other_trainer": bool(ratio),
+                }
+                for name, tps, ratio in rows
+            ],
         }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.analysis.turns import Turns
 from bench.format import judged, tokens_per_second, whole_percent
 from bench.report.table import Column, Table
-from bench.report.titles import environment_title, told_apart
+from bench.report.titles import environment_title, model_title, told_apart
 
 
 def machines_of(turns: Sequence[Turns]) -> dict[str, str]:
@@ -17,6 +17,14 @@ def machines_of(turns: Sequence[Turns]) -> dict[str, str]:
     return dict(zip(environments, told_apart(titles), strict=True))
 
 
+def task_of(turns: Turns) -> str:
+    """What was trained, such as GPT-2, T = 1024; empty where the file does not say."""
+    if turns.task is None:
+        return ""
+    model, length = turns.task
+    return f"{model_title(model, None)}, T = {length}"
+
+
 def turns_table(turns: Sequence[Turns]) -> Table | None:
     """A row for each trainer on each machine; None without any."""
     if not turns:
@@ -24,6 +32,7 @@ def turns_table(turns: Sequence[Turns]) -> Table | None:
     titles = machines_of(turns)
     columns: list[Column[Turns]] = [
         Column("Machine", lambda each: titles[each.environment.machine], words=True),
+        Column("Model", lambda each: task_of(each) or None, words=True),
         Column("Trainer", lambda each: each.trainer, words=True),
         Column("Version", lambda each: each.version, words=True, drop=2),
         Column("TPS", lambda each: tokens_per_second(each.tokens_per_second)),
@@ -36,7 +45,7 @@ def turns_table(turns: Sequence[Turns]) -> Table | None:
         title="Other trainers in turn with ours",
         columns=columns,
         rows=turns,
-        names=2,
+        names=3,
         notes=[
             f"From bench turns, the newest result of each trainer. Ours: {', '.join(ours)}, with the toggles "
             "that were best on the machine at that time. Both train by turns, a few steps each, so that a "

@@ -111,6 +111,7 @@ def write(
         "time": time,
         "ladder": options.ladder.name,
         "ladder_hash": options.ladder.hash,
+        "workload": asdict(options.ladder.workload),
         "protocol": asdict(options.ladder.protocol),
         "data_sha256": data_sha256,
         "environment": environment.model_dump(mode="json"),

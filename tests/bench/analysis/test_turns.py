@@ -25,10 +25,21 @@ def pair(rung: str = NANOGPT, *, over: str = OURS, ratio: float = 0.5, **changes
     return {key: value for key, value in {**found, **changes}.items() if value is not ...}
 
 
-def write(path: Path, *pairs: dict[str, Any], time: str = "2026-11-25T00:00:00+00:00") -> Path:
+def write(
+    path: Path,
+    *pairs: dict[str, Any],
+    time: str = "2026-11-25T00:00:00+00:00",
+    workload: dict[str, Any] | None = None,
+) -> Path:
     group = {"pairs": pairs, "noise_floor": 0.02, "versions": {NANOGPT: "3adf61e"}}
     environment = MACHINE.model_dump(mode="json")
-    found = {"ladder": "peers", "time": time, "environment": environment, "groups": [group]}
+    found = {
+        "ladder": "peers",
+        "time": time,
+        "environment": environment,
+        "groups": [group],
+        "workload": workload,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found), encoding="utf-8")
     return path
@@ -55,6 +66,13 @@ def test_of_two_results_of_a_trainer_the_newest_is_taken_whatever_the_files_name
     write(tmp_path / "turns-b.json", pair(ratio=0.5), time="2026-11-25T00:00:00+00:00")
     (found,), _ = load_turns([tmp_path])
     assert found.ratio.value == pytest.approx(4.0)
+
+
+def test_results_of_another_model_stand_beside_those_of_the_first(tmp_path: Path) -> None:
+    write(tmp_path / "turns-a.json", pair(), workload={"model": "gpt2", "seq_len": 1024})
+    write(tmp_path / "turns-b.json", pair(), workload={"model": "gpt2-medium", "seq_len": 1024})
+    found, _ = load_turns([tmp_path])
+    assert {each.task for each in found} == {("gpt2", 1024), ("gpt2-medium", 1024)}
 
 
 def test_intervals_over_turns_of_one_start_support_no_verdict(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from samples import MACHINE
 from waiting import until
 
 import bench.cli.turns
+from bench.analysis.turns import load_turns
 from bench.ladder.ladder import LadderError, Rung, load
 from bench.process.pty_process import Program
 from bench.run.runner import new_results
@@ -175,17 +176,23 @@ def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
         check_text: object,
     ) -> None:
         group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
+        group.versions["b"] = "1.0"  # as if it were another trainer
         raise KeyboardInterrupt
 
     monkeypatch.setattr("bench.run.turns.interleave.take_turns", cut)
+    ladder = write_ladder(RUNGS)
     with pytest.raises(typer.Exit) as ended:
-        bench.cli.turns.turns(write_ladder(RUNGS), rungs="a,b", out=tmp_path / "out")
+        bench.cli.turns.turns(ladder, rungs="a,b", out=tmp_path / "out")
     assert ended.value.exit_code == 130
     (pair,) = kept(tmp_path / "out")["groups"][0]["pairs"]
     assert (pair["ratio"]["value"], pair["verdict"]) == (2, "not replicated")
     said = capsys.readouterr()
     assert "kept in" in said.err
     assert "hold for these very processes alone" in " ".join(said.out.split())
+    (read_back,), _ = load_turns([tmp_path / "out"])
+    workload = load(ladder).workload
+    assert read_back.task == (workload.model, workload.seq_len)
+    assert (read_back.trainer, read_back.ratio.value, read_back.verdict) == ("b", 0.5, "not replicated")
 
 
 @pytest.mark.slow
