@@ -7,6 +7,7 @@ import difflib
 import json
 import math
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,13 +30,19 @@ def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
     """
     try:
         # Through JSON, because strict dataclasses accept mappings only there.
-        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
+        return _reader(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         # An unknown key may be a misspelt one that is missing.
         first = min(error.errors(), key=lambda each: each["type"] != "unexpected_keyword_argument")
         raise ConfigError(f"{where}: {_explain(first, kind, noun)}") from None
     except (ValueError, RecursionError):  # json raises these for circular or too deeply nested data
         raise ConfigError(f"{where}: is nested too deeply or contains itself") from None
+
+
+@cache
+def _reader(kind: type) -> TypeAdapter[Any]:
+    """Made once for a kind: it takes longer than all that it reads."""
+    return TypeAdapter(kind)
 
 
 def _explain(error: Any, kind: type, noun: str) -> str:
