@@ -61,9 +61,10 @@ def calls_until_kept(
     watched = SimpleNamespace(on=False)
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or not watched.on or not frame.f_code.co_filename.startswith(BENCH):
+            return
         name = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
-        ours = frame.f_code.co_filename.startswith(BENCH)
-        if event != "call" or not watched.on or not ours or name in called:
+        if name in called:
             return
         called.append(name)
         if name == fails:
