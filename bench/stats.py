@@ -10,8 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from scipy.special import stdtrit  # Student's t quantile; scipy.stats would take a second to import
-
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 3
 """Fewest rounds for an interval; with two, it would span a factor of two either way."""
@@ -67,6 +65,14 @@ class Estimate:
         return Estimate(1 / self.value, low, high, self.rounds)
 
 
+def _t_quantile(freedom: float) -> float:
+    """Student's t at the ends of a CONFIDENCE interval, for so many degrees of freedom."""
+    # Imported here: it takes 0.4 s, and the processes that measure need no interval.
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
 def geometric_mean(values: Sequence[float]) -> Estimate:
     """exp(mean(log)) of positive values, with the t interval of the logarithms (n - 1 degrees of freedom)."""
     logs = [math.log(value) for value in values]
@@ -74,7 +80,7 @@ def geometric_mean(values: Sequence[float]) -> Estimate:
     if n < LEAST_ROUNDS:
         return Estimate(math.exp(centre), None, None, n)
     deviation = math.sqrt(math.fsum((x - centre) ** 2 for x in logs) / (n - 1))
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
+    half = _t_quantile(n - 1) * deviation / math.sqrt(n)
     return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
 
 
@@ -119,7 +125,7 @@ def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Es
     if sum(squares) > 0:
         sizes = (len(values), len(reference))
         freedom = sum(squares) ** 2 / sum(s**2 / (n - 1) for s, n in zip(squares, sizes, strict=True))
-        half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(sum(squares))
+        half = _t_quantile(freedom) * math.sqrt(sum(squares))
     return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), rounds)
 
 
@@ -139,7 +145,7 @@ def noise_floor(controls: Sequence[Estimate], ratios: Sequence[Estimate]) -> flo
     freedom = sum(each.rounds - 1 for each in scattered)
     variance = math.fsum((each.rounds - 1) * _variance(each) for each in scattered) / freedom
     fewest = min(each.rounds for each in scattered)
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / fewest)
+    half = _t_quantile(freedom) * math.sqrt(variance / fewest)
     return max(LEAST_DELTA, math.expm1(half), *map(_apart, known))
 
 
@@ -148,7 +154,7 @@ def _variance(estimate: Estimate) -> float:
     assert estimate.low is not None
     assert estimate.high is not None
     half = math.log(estimate.high / estimate.low) / 2
-    return estimate.rounds * (half / float(stdtrit(estimate.rounds - 1, (1 + CONFIDENCE) / 2))) ** 2
+    return estimate.rounds * (half / _t_quantile(estimate.rounds - 1)) ** 2
 
 
 def _apart(control: Estimate) -> float:
