@@ -104,14 +104,11 @@ def _for_this_machine(
     top = whole.own[-1].toggles
     baseline, common, _ = ladder.rungs
     device = {"device": top.device, "adamw": whole.own[0].toggles.adamw}
-    compiles = top.compile != "eager"
     chosen = replace(
         common.toggles,
         device=top.device,
         autocast=top.autocast,
-        compile=common.toggles.compile if compiles else "eager",
-        # Steps on a CPU are as fast by block, which compiles sooner: docs/performance.md.
-        compile_region="block" if compiles and top.device == HOST else "model",
+        compile=common.toggles.compile if top.compile != "eager" else "eager",
     )
     own = {
         baseline.name: ladder.settings(baseline.toggles, replace(baseline.toggles, **device)),
@@ -121,8 +118,6 @@ def _for_this_machine(
     best, found = best_known(known, ladder.workload.model, out, probe(top.device).environment)
     if best.device == HOST:  # more sequences at once make a step longer there, and hardly faster
         best = replace(best, micro_batch_size=1)
-        if best.compile != "eager":
-            best = replace(best, compile_region="block")
     own[BEST] = all_settings(ladder, best)
     progress.note(f"{BEST}: {found}")
     return load(Path(QUICK), overrides, own), overrides

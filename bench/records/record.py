@@ -479,7 +479,7 @@ def results_files(
         for path in entries:
             if path.is_dir():
                 (links if path.is_symlink() else folders).append(path)
-            elif path.suffix == ending and not (place / "run.json").exists():
+            elif path.suffix == ending and not path.is_fifo() and not (place / "run.json").exists():
                 files.append(path)
     for path in sorted(files, key=Path.is_symlink):  # a path without links before one with them
         by_real_path.setdefault(os.path.realpath(path), path)

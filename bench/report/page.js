@@ -297,12 +297,12 @@ function attribution() {
 function trainers() {
   const place = at("beside"), has = (other) => other.rows.some((row) => row.other_trainer);
   const shown = has(run) ? run : data.runs.find((other) => other.machine === run.machine && other.task.join() === run.task.join() && has(other));
-  const turns = data.turns.filter((each) => each.machine === run.machine);
+  const turns = data.turns.filter((each) => each.machine === run.machine && (each.task ?? run.task).join() === run.task.join());
   place.replaceChildren();
   if (!shown && !turns.length) {
     const machines = new Set(data.turns.map((each) => each.machine)), named = new Set();
-    const others = [...data.runs.entries()].filter(([, other]) => (has(other) || machines.has(other.machine)) && !named.has(other.machine) && named.add(other.machine));
-    place.append(element("p", `On this machine no other trainer was measured beside ours.${others.length ? " On these it was:" : ""}`));
+    const others = [...data.runs.entries()].filter(([, other]) => other.machine !== run.machine && (has(other) || machines.has(other.machine)) && !named.has(other.machine) && named.add(other.machine));
+    place.append(element("p", `No other trainer was measured on this machine with this model.${others.length ? " On these it was:" : ""}`));
     for (const [number, other] of others) {
       const button = element("button", other.hardware);
       button.type = "button";
@@ -313,9 +313,9 @@ function trainers() {
   }
   for (const each of turns) {
     const chartPlace = document.createElement("div");
-    place.append(element("h2", `Other trainers in turn with ours: ${each.title}`), element("p", `Filled: ours. Outlined: other trainers. Each took turns of a few steps with ours, so a drift of the machine slows both alike. ${each.about}.`, "small"), chartPlace);
-    chart(chartPlace, each.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.other_trainer ? "other" : "bar"})),
-      {unit: "tokens per second", label: `Tokens per second of trainers in turn with ours: ${each.title}`});
+    place.append(element("h2", `Ours over other trainers, in turn: ${each.title}`), element("p", `How many times as fast as each other trainer ours was; right of 1 ours was faster. Both took turns of a few steps, so a drift of the machine slows both. After each ratio: tokens per second of ours against its. ${each.about}.`, "small"), chartPlace);
+    chart(chartPlace, each.rows.map((row) => ({name: row.name, points: [[...row.ratio, 0]], text: row.said})),
+      {unit: "times as many tokens per second", wide: true, ratios: true, label: `Ours over other trainers, in turn: ${each.title}`});
   }
   if (!shown) return;
   const chartPlace = document.createElement("div");

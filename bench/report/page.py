@@ -31,7 +31,6 @@ from bench.format import (
     plain,
     plural,
     ratio,
-    speed,
     times,
     tokens_per_second,
     verdict_word,
@@ -304,29 +303,26 @@ def _figure(figure: Published) -> dict[str, Any]:
 
 
 def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
-    """For each file of bench turns its trainers, and our rung that took turns with them."""
+    """For each file of bench turns the speed of ours over that of each other trainer."""
     titles = machines_of(turns)
     for source, of_file in group_by(turns, lambda each: each.source).items():
         first = of_file[0]
         where = f"{first.ladder} on {titles[first.environment.machine]}"
-        rows = [(first.ours, first.ours_tokens_per_second, "")] + [
-            (each.trainer, each.tokens_per_second, judged_briefly(each.ratio, each.verdict))
+        rows = [
+            {
+                "name": plain(each.trainer),
+                "ratio": _bounds(each.ratio),
+                "said": f"{judged_briefly(each.ratio, each.verdict)}; "
+                f"{number(each.ours_tokens_per_second.value)} against {number(each.tokens_per_second.value)}",
+            }
             for each in of_file
         ]
-        rows.sort(key=lambda row: -row[1].value)
         yield {
             "machine": plain(first.environment.machine),
+            "task": first.task,
             "title": plain(", ".join(filter(None, (where, task_of(first))))),
-            "about": plain(f"{source.as_posix()}, {first.time[:10]}"),
-            "rows": [
-                {
-                    "name": plain(name),
-                    "tps": _bounds(tps),
-                    "said": f"{speed(tps)}; ours over it {ratio}" if ratio else speed(tps),
-                    "other_trainer": bool(ratio),
-                }
-                for name, tps, ratio in rows
-            ],
+            "about": plain(f"{source.as_posix()}, {first.time.date()}"),
+            "rows": rows,
         }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.analysis.turns import Turns
-from bench.format import judged, tokens_per_second, whole_percent
+from bench.format import floor, judged, tokens_per_second
 from bench.report.table import Column, Table
 from bench.report.titles import environment_title, model_title, told_apart
+from bench.stats import LEAST_ROUNDS
 
 
 def machines_of(turns: Sequence[Turns]) -> dict[str, str]:
@@ -34,22 +35,25 @@ def turns_table(turns: Sequence[Turns]) -> Table | None:
         Column("Machine", lambda each: titles[each.environment.machine], words=True),
         Column("Model", lambda each: task_of(each) or None, words=True),
         Column("Trainer", lambda each: each.trainer, words=True),
-        Column("Version", lambda each: each.version, words=True, drop=2),
+        Column("Version", lambda each: each.version, words=True),
         Column("TPS", lambda each: tokens_per_second(each.tokens_per_second)),
+        Column("Ours", lambda each: f"{each.ours} of {each.ladder}", words=True),
+        Column("TPS of ours", lambda each: tokens_per_second(each.ours_tokens_per_second)),
         Column("Ours over it", lambda each: judged(each.ratio, each.verdict)),
-        Column("Noise floor", lambda each: whole_percent(each.noise_floor, "±"), drop=1),
-        Column("File", lambda each: each.source.as_posix(), words=True, drop=3),
+        Column("Noise floor", lambda each: each.noise_floor, floor),
+        Column("Starts", lambda each: each.starts),
+        Column("File", lambda each: each.source.as_posix(), words=True),
     ]
-    ours = sorted({f"{each.ours} of {each.ladder}" for each in turns})
     return Table(
         title="Other trainers in turn with ours",
         columns=columns,
         rows=turns,
         names=3,
         notes=[
-            f"From bench turns, the newest result of each trainer. Ours: {', '.join(ours)}, with the toggles "
-            "that were best on the machine at that time. Both train by turns, a few steps each, so that a "
-            "drift of the machine slows both; intervals are over the starts of the processes. Without a "
-            "noise floor there is no verdict.",
+            "From bench turns: both train by turns, a few steps each, so that a drift of the machine slows "
+            f"both. Shown is each trainer's newest result with {LEAST_ROUNDS} starts of the processes or "
+            "more, else its newest. Intervals are over the starts: with fewer, or where their number was not "
+            "kept, there is none, and no verdict. Nor is there a verdict without a noise floor, which is "
+            "known where our rung was measured beside itself.",
         ],
     )

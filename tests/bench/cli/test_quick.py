@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-from runs import Silent
-from samples import MACHINE
-
 from bench.analysis.scoreboard import scoreboard
-from bench.cli.quick import _for_this_machine, _standing
-from bench.ladder.ladder import load
-from bench.run.probe import ProbeResult
+from bench.cli.quick import _standing
 from gpt2.config.toggles import Toggles
 from ladders import ladder
 
@@ -38,21 +30,3 @@ def test_among_no_machines_of_that_length_of_sequences_nothing_is_said() -> None
     shorter = {**board.records[0].workload, "seq_len": 7}
     records = [record.model_copy(update={"workload": shorter}) for record in board.records]
     assert _standing(scoreboard(records)) == ""
-
-
-@pytest.mark.parametrize("compiles", [True, False])
-def test_on_a_cpu_a_block_is_compiled_once_and_nothing_where_there_is_no_compiler(
-    compiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compiling the whole model would take a good part of the minutes that the answer has."""
-    whole = load(Path("cpu"))
-    whole = whole if compiles else whole.carrying(without=[rung.name for rung in whole.own[1:]])
-    asked = ProbeResult(environment=MACHINE, memory_bytes={})
-    monkeypatch.setattr("bench.run.suited.suited", lambda ladders: (whole, []))
-    monkeypatch.setattr("bench.run.probe.probe", lambda device: asked)
-    monkeypatch.setattr("bench.run.suited.best_known", lambda *rest: (whole.own[-1].toggles, ""))
-    given = ["workload.data=synthetic"]
-    quick, _ = _for_this_machine(tmp_path, None, given, Silent())
-    settings = [(rung.toggles.compile == "eager", rung.toggles.compile_region) for rung in quick.rungs]
-    plain, tuned = (True, "model"), (False, "block")
-    assert settings == ([plain, tuned, tuned] if compiles else [plain] * 3)

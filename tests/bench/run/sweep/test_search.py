@@ -173,6 +173,12 @@ def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladd
     assert best.toggles.micro_batch_size == 1
 
 
+def test_a_candidate_that_never_ran_is_said_to_have_failed_and_nothing_of_its_rounds(ladder: Ladder) -> None:
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4"), machine(fits=2))
+    (failed,) = [row for row in scoreboard(records).rows if row.tps is None]
+    assert (failed.status, failed.caveats) == ("out_of_memory", ())
+
+
 def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
     """A sweep for a winner among four, ended after the first; then the machine slows down.
 
