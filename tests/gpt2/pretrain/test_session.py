@@ -1163,10 +1163,9 @@ def test_a_prepared_corpus_shorter_than_a_step_is_told_of_one_document_and_of_ma
     documents: int, told: bool, tmp_path: Path, own_cache: Path, vocabulary: None
 ) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "To be, or not to be."}\n' * documents)
-    few = {"evaluation": {"val_every": 0, "sample_every": 0}}
     list(prepare(str(tmp_path / "a.jsonl"), tmp_path / "shards", val_tokens=2, processes=1))
     shape = {"model": "mini", "data": "a", "seq_len": 4, "tokens_per_step": 1024}
-    run = tiny_run(workload=shape, **few)
+    run = tiny_run(workload=shape, evaluation={"val_every": 0, "sample_every": 0})
     found = open_data(run, Source(path=tmp_path / "shards")).notes
     assert any("sequences repeat within a step" in note for note in found) is told
 
