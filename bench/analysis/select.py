@@ -124,8 +124,8 @@ def load_boards(
             originals.append(board)
     not_shown = [line for board, chosen in unseen if (line := _why_not_shown(board, chosen))]
     if len(not_shown) > FEW_LINES:
-        newer = f"{len(not_shown)} runs that are newer than what is shown of their name, or unlike it"
-        not_shown = [f"{newer}, are left out; name a file to see it"]
+        why = "newer than the run shown of their ladder but interrupted or shorter, or unlike it"
+        not_shown = [f"{len(not_shown)} runs are left out: {why}; name a file to see it"]
     return originals, list(dict.fromkeys([*warnings, *not_shown]))
 
 

@@ -312,7 +312,7 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
             {
                 "name": plain(each.trainer),
                 "ratio": _bounds(each.ratio),
-                "said": f"{judged_briefly(each.ratio, each.verdict)}; "
+                "said": f"{judged_briefly(each.ratio, each.verdict)}{_without_verdict(each)}; "
                 f"{number(each.ours_tokens_per_second.value)} against {number(each.tokens_per_second.value)}",
             }
             for each in of_file
@@ -326,13 +326,18 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
         }
 
 
+def _without_verdict(turns: Turns) -> str:
+    return ", no verdict" if turns.verdict in ("no control", "not replicated") else ""
+
+
 def _published(table: Table) -> dict[str, Any]:
     """A series as bars: one for each of its figures that states tokens per second."""
     stated = [figure for figure in table.rows if figure.tps]
     labels = [figure.label or figure.rung for figure in stated]
-    alike = len(set(labels)) < len(labels)
+    on_several = len(set(labels)) < len(labels) or len({figure.on for figure in stated}) > 1
     names = [
-        f"{label} on {figure.on}" if alike else label for label, figure in zip(labels, stated, strict=True)
+        f"{label} on {figure.on}" if on_several else label
+        for label, figure in zip(labels, stated, strict=True)
     ]
     rows = [
         {**_figure(figure), "name": plain(name), "said": f"{number(figure.tps)}, published"}

@@ -305,11 +305,11 @@ def findings(
 
 
 def _switched_on(board: Scoreboard, best: Row, *, settings: bool) -> Iterator[str]:
-    """The toggles in which the fastest rung differs from the first one; with few rows, those of each."""
+    """All that the fastest rung sets beside the device, as --set takes it; with few rows, that of each."""
     rows = board.taken
     shown = rows[1:] if len(rows) <= FEW else [best] if settings or len(rows) <= SOME else []
     for row in shown:
-        changed = varying(rows[0].toggles, row.toggles)
+        changed = varying(Toggles(device=row.toggles.device), row.toggles)
         if changed and row.tps and not row.external:
             yield f"Settings of {plain(row.rung)}: {_values(row.toggles, changed)}."
 
@@ -345,7 +345,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
             came += f" ({status_word(scout.check)})"
         if scout.ratio is not None:
             came += f", {times(scout.ratio)} together{_noise_of_try(scout.floor)}"
-        yield f"{came}; alone, each showed no clear gain in its try: {plain(listed(scout.together))}."
+        yield f"{came}; alone, in its short try, each showed no clear gain: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."

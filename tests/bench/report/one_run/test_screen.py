@@ -112,6 +112,12 @@ def test_a_screen_of_few_rungs_says_what_each_switches_on() -> None:
     assert "Settings of b: autocast=bfloat16." in shown
 
 
+def test_settings_are_all_that_a_run_would_have_to_set_also_where_the_first_rung_sets_some() -> None:
+    both = replace(BF16, attention="sdpa")
+    shown = text(ladder(("a", BF16, 100.0), ("b", both, 150.0)))
+    assert "Settings of b: autocast=bfloat16, attention=sdpa." in shown
+
+
 def test_a_warning_that_the_fastest_rung_is_free_of_comes_last() -> None:
     slow, *others = board().records
     fastest = board().fastest
