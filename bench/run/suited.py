@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.analysis.select import load_boards
-from bench.format import listed, plain
+from bench.format import in_shell, listed, plain
 from bench.ladder.ladder import Ladder, LadderError, beside, load
+from bench.ladder.shipped import shipped
 from bench.process.worker_side import leave_with_runner
 from bench.records.machine import Environment
 from bench.run.probe import answer, asked
@@ -89,7 +90,7 @@ def best_known(ladder: Ladder, model: str, out: Path, machine: Environment) -> t
     its last rung, as far as this machine supports them. With it, words on where they are from.
     """
     folder = out / machine.machine
-    boards = load_boards([folder], needed=False)[0] if folder.is_dir() else []
+    boards, left_out = load_boards([folder], needed=False) if folder.is_dir() else ([], [])
     for board in sorted(boards, key=lambda board: board.begun, reverse=True):
         best, task = board.own.fastest, board.records[0].workload
         same = (board.ladder, task["model"], task["seq_len"]) == (ladder.name, model, ladder.workload.seq_len)
@@ -97,8 +98,10 @@ def best_known(ladder: Ladder, model: str, out: Path, machine: Environment) -> t
         if same and best and whole and board.environment.machine == machine.machine:
             return best.toggles, f"{plain(best.rung)}, the best of {ladder.name} here ({board.source})"
     top = suited([ladder.path])[0].top
-    why = f"{ladder.name} has no whole results here (bench run {ladder.path.stem} makes some)"
-    return top.toggles, f"all of {ladder.name} that this machine supports, as {why}"
+    word = ladder.path.stem if ladder.path in shipped() else in_shell(ladder.path)
+    why = f"{ladder.name} has no whole results here (bench run {word} makes some)"
+    all_of_it = f"all of {ladder.name} that this machine supports, as {why}"
+    return top.toggles, "; ".join([all_of_it, *left_out])  # a file that cannot be read may be why
 
 
 # --- as a process

@@ -20,7 +20,7 @@ from gpt2.files.shard_format import HEADER_BYTES, TOKEN
 VERSION = 1
 NANOGPT_FILES = {"train": "train.bin", "val": "val.bin"}
 """nanoGPT's file of each split."""
-AGAIN = "what is whole stays: run the same again to go on"
+AGAIN = "what is whole stays: once that is mended, run the same again to go on"
 
 
 @dataclass

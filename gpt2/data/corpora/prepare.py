@@ -302,7 +302,7 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
             changed = "its files" if key == "files" else f"{key} {had.get(key)!r}, not {now.get(key)!r}"
             other = "was prepared from other files, or by an older version, which kept no checksums of them"
             what = other if key == "files" else f"was prepared with {changed}"
-            raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
+            raise DataError(f"{folder} {what}; ask for the same, delete it, or give another folder by --out")
 
 
 def _result(shard: Generator[Prepared, None, dict[str, Any]]) -> dict[str, Any]:

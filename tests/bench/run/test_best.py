@@ -103,8 +103,21 @@ def test_without_results_it_takes_all_that_this_machine_supports_and_says_so(
     assert (ladder.rung("ours").toggles.attention, ladder.rung("ours").toggles.adamw) == ("explicit", "fused")
     assert note == (
         "ours: all of climb that this machine supports, as climb has no whole results here "
-        "(bench run climb makes some)"
+        f"(bench run {tmp_path / 'climb.yaml'} makes some)"
     )
+
+
+def test_results_that_cannot_be_read_are_named_where_others_are_taken(
+    climb: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results(climb, tmp_path / "out", a=100, b=300, c=200)
+    (file,) = (tmp_path / "out").rglob("climb-*.jsonl")
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], lines[1][:300], *lines[2:], ""]))
+    monkeypatch.setattr(suited, "suited", lambda ladders: (load(ladders[0]), []))
+    _, (note,) = with_best(load(peers(tmp_path)), [], tmp_path / "out", MACHINE)
+    assert "has no whole results here" in note
+    assert f"{file}:2: the line is cut off" in note
 
 
 def test_results_of_some_rungs_only_are_not_taken(
