@@ -65,6 +65,7 @@ from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
+NO_TASK = ", which does not say what model was trained"
 Share = tuple[str, Callable[[Row], str]]
 """What the speeds of a run are shares of, and a rung's share in words."""
 
@@ -321,7 +322,7 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
             "machine": plain(first.environment.machine),
             "task": first.task,
             "title": plain(", ".join(filter(None, (where, task_of(first))))),
-            "about": plain(f"{source.as_posix()}, {first.time.date()}"),
+            "about": plain(f"{source.as_posix()}, {first.time.date()}{'' if first.task else NO_TASK}"),
             "rows": rows,
         }
 
