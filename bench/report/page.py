@@ -335,13 +335,21 @@ def _published(table: Table) -> dict[str, Any]:
     """A series as bars: one for each of its figures that states tokens per second."""
     stated = [figure for figure in table.rows if figure.tps]
     labels = [figure.label or figure.rung for figure in stated]
-    on_several = len(set(labels)) < len(labels) or len({figure.on for figure in stated}) > 1
+    alike = len(set(labels)) < len(labels)
     names = [
-        f"{label} on {figure.on}" if on_several else label
-        for label, figure in zip(labels, stated, strict=True)
+        f"{label} on {figure.on}" if alike else label for label, figure in zip(labels, stated, strict=True)
     ]
+    several_machines = not alike and len({figure.on for figure in stated}) > 1
+    several_models = len({figure.model for figure in stated}) > 1
+
+    def said(figure: Published) -> str:
+        assert figure.tps
+        on = f" on {figure.on}" if several_machines else ""
+        of = f", {figure.model or 'model not stated'}" if several_models else ""
+        return plain(f"{number(figure.tps)}{on}{of}, published")
+
     rows = [
-        {**_figure(figure), "name": plain(name), "said": f"{number(figure.tps)}, published"}
+        {**_figure(figure), "name": plain(name), "said": said(figure)}
         for name, figure in zip(names, stated, strict=True)
     ]
     return {"title": plain(table.title), "rows": rows}

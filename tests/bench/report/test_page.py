@@ -156,6 +156,17 @@ def test_published_bars_are_labelled_and_drawn_otherwise_than_measured_ones(show
     assert shown.locator("#compared-machines rect.bar").count() == 2
 
 
+def test_published_bars_name_hardware_and_model_where_these_differ_within_a_series(
+    shown: Any,
+) -> None:
+    shown.click("#tab-published")
+    bars = shown.locator("#others g[aria-label]")
+    said = {bar.get_attribute("aria-label") for bar in bars.all()}
+    assert "Hardware: MPS: 1,149 on M3 laptop MPS, published" in said
+    assert "batch of 64: 349,179, published" in said
+    assert any(text.endswith(": 320,000, gpt2-xl, published") for text in said)
+
+
 def test_the_bar_of_a_machine_leads_to_its_climb(shown: Any) -> None:
     shown.click("#tab-machines")
     shown.locator("#compared-machines [role=button]", has_text="NVIDIA H100").click()
