@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -46,7 +46,11 @@ class Turns:
     @property
     def replicated(self) -> bool:
         """Whether there are starts enough for an interval that holds for other processes, too."""
-        return (self.starts or 0) >= LEAST_ROUNDS
+        return _replicated(self.starts)
+
+
+def _replicated(starts: int | None) -> bool:
+    return starts is not None and starts >= LEAST_ROUNDS
 
 
 def load_turns(paths: Sequence[Path]) -> tuple[list[Turns], list[str]]:
@@ -72,18 +76,18 @@ def load_turns(paths: Sequence[Path]) -> tuple[list[Turns], list[str]]:
                 before = chosen.get(_name(each))
                 if before is None or (before.replicated, before.time) < (each.replicated, each.time):
                     chosen[_name(each)] = each
-    for name, each in list(chosen.items()):  # what a file of an earlier version trained may be known by now
-        again = (other for other in chosen.values() if other.task and _name(other, task=None) == name)
-        if each.task is None and any(other.time > each.time for other in again):
+    told = [each for each in chosen.values() if each.task]  # what an earlier file trained may be known by now
+    for name, each in list(chosen.items()):
+        again = [other for other in told if _name(replace(other, task=None)) == name]
+        if any(other.time > each.time for other in again):
             del chosen[name]
     in_order = sorted(chosen.values(), key=lambda each: (*map(str, _name(each)[:-1]), each.ratio.value))
     return in_order, warnings
 
 
-def _name(turns: Turns, **changes: Any) -> tuple[Any, ...]:
+def _name(of: Turns) -> tuple[Any, ...]:
     """What a result is of, the trainer last."""
-    task = changes.get("task", turns.task)
-    return (turns.source.parent, turns.environment.machine, turns.ladder, task, turns.ours, turns.trainer)
+    return (of.source.parent, of.environment.machine, of.ladder, of.task, of.ours, of.trainer)
 
 
 # --- the file, as bench.run.turns.results writes it
@@ -154,7 +158,7 @@ def _read(file: Path) -> Iterator[Turns]:
 def _turns(file: Path, content: _File, group: _Group, pair: _Pair, *, is_over: bool) -> Turns:
     """is_over: whether the other trainer is the one that our rung is compared with."""
     starts = None if pair.starts is None else len(pair.starts)
-    few = (starts or 0) < LEAST_ROUNDS  # their intervals would hold for those very processes alone
+    few = not _replicated(starts)  # intervals would hold for those very processes alone
 
     def estimate(figure: _Figure) -> Estimate:
         low, high = (None, None) if few else (figure.low, figure.high)

@@ -313,7 +313,8 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
             {
                 "name": plain(each.trainer),
                 "ratio": _bounds(each.ratio),
-                "said": f"{judged_briefly(each.ratio, each.verdict)}{_without_verdict(each)}; "
+                "said": f"{judged_briefly(each.ratio, each.verdict)}"
+                f"{'' if verdict_word(each.verdict) else ', no verdict'}; "
                 f"{number(each.ours_tokens_per_second.value)} against {number(each.tokens_per_second.value)}",
             }
             for each in of_file
@@ -325,10 +326,6 @@ def _turns(turns: Sequence[Turns]) -> Iterator[dict[str, Any]]:
             "about": plain(f"{source.as_posix()}, {first.time.date()}{'' if first.task else NO_TASK}"),
             "rows": rows,
         }
-
-
-def _without_verdict(turns: Turns) -> str:
-    return ", no verdict" if turns.verdict in ("no control", "not replicated") else ""
 
 
 def _published(table: Table) -> dict[str, Any]:
