@@ -20,6 +20,11 @@ from places import REAL
 if TYPE_CHECKING:
     from bench.run.probe import ProbeResult
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Workers share the cores: a thread that spins while it waits takes the core that another worker needs.
+    # OpenMP reads this once, when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from bench.analysis.run_records import measured, measurements, toggles_of, varying
-from bench.records.measurement import Measurement
+from bench.records.measurement import Measurement, Proof
 from bench.records.record import Record
 from bench.stats import PARITY_STEPS, loss_difference
 from gpt2.config.toggles import Toggles
@@ -205,18 +205,32 @@ A rung that changes nothing else then had no effect. For a rung that changes mor
 
 def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """Toggles changed by this rung that had no effect in some process, with the evidence."""
-    toggles, changed = toggles_of(rung), changed_toggles(rung, before)
-    proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
+    rounds = proofs_by_round(rung)
+    if (unproved := next((n for n, proofs in rounds if proofs is None), None)) is not None:
+        return f"no proof was taken in round {unproved}"
+    inert = rounds_without_effect(rung, before)
+    some = f" in {len(inert)} of {len(rounds)} rounds" if len(inert) < len(rounds) else ""
+    return "; ".join(f"{toggle} had no effect{some}: {why}" for toggle, why in inert[0]) if inert else None
+
+
+def proofs_by_round(rung: Sequence[Record]) -> list[tuple[int, Mapping[str, Proof] | None]]:
+    """The proofs of each round in which any were asked for; None where none was taken."""
     whole = [record for record in rung if not record.cut_short] or rung
     measured = [(record.repetition, record.measurement.proofs) for record in whole if record.measurement]
-    asked = [(repetition, proofs) for repetition, proofs in measured if proofs != {}]
-    inert_rounds = []
-    for repetition, proofs in asked:
-        if proofs is None:
-            return f"no proof was taken in round {repetition}"
+    return [(repetition, proofs) for repetition, proofs in measured if proofs != {}]
+
+
+def rounds_without_effect(
+    rung: Sequence[Record], before: Sequence[Record] | None
+) -> list[list[tuple[str, str]]]:
+    """Of each round in which a toggle changed by this rung had no effect, those toggles with the evidence."""
+    toggles, changed = toggles_of(rung), changed_toggles(rung, before)
+    proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
+    inert = []
+    for _, proofs in proofs_by_round(rung):
         without_effect = []
         for name in changed:
-            if (proof := proofs.get(name)) is None:
+            if (proof := (proofs or {}).get(name)) is None:
                 continue
             compares = name in EVIDENCE_COMPARES and (name not in CHOSEN_BY_TIMING or len(changed) == 1)
             earlier = proofs_before.get(name) if compares else None
@@ -225,11 +239,8 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
                 evidence = f"{proof.evidence}, as before" if proof.took_effect else proof.evidence
                 without_effect.append((f"{name}={getattr(toggles, name)}", evidence))
         if without_effect:
-            inert_rounds.append(without_effect)
-    if not inert_rounds:
-        return None
-    some = f" in {len(inert_rounds)} of {len(asked)} rounds" if len(inert_rounds) < len(asked) else ""
-    return "; ".join(f"{toggle} had no effect{some}: {evidence}" for toggle, evidence in inert_rounds[0])
+            inert.append(without_effect)
+    return inert
 
 
 def caveats_of(

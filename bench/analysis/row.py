@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.claim_checks import caveats_of, check_claims
+from bench.analysis.claim_checks import caveats_of, check_claims, proofs_by_round, rounds_without_effect
 from bench.analysis.run_records import (
     RunRecords,
     group_by,
@@ -165,6 +165,8 @@ class Row:
     """ok, a failed check (see bench.analysis.claim_checks), or how the last failing process ended."""
     error: str | None = None
     """Why it is not ok."""
+    inert_rounds: tuple[int, int] | None = None
+    """Of an inert rung: rounds in which a toggle had no effect, and rounds in which that was checked."""
     expect: str | None
     """The outcome that the ladder expects of this rung."""
     external: External | None = None
@@ -259,6 +261,9 @@ def row_of(
     flops = m.flops_per_token if m else None
     peak = peaks.get((toggles.device, "bfloat16"))
     dropped = _dropped(rung, run)
+    inert_rounds = None
+    if status == "inert":
+        inert_rounds = len(rounds_without_effect(rung, before)), len(proofs_by_round(rung))
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
     memory = [each.peak_memory_bytes for each in measurements(rung) if each.peak_memory_bytes]
@@ -288,6 +293,7 @@ def row_of(
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
+        inert_rounds=inert_rounds,
         expect=rung[0].expect,
         external=external,
     )
@@ -378,4 +384,6 @@ def status_of(row: Row) -> str:
         return f"not carried{ratio}{', within noise' if row.tried and row.tried > 1 else ''}"
     if row.expect and row.tps and row.status in ("ok", "external"):
         return f"ran, though expected: {status_word(row.expect)}"
+    if row.inert_rounds and 0 < row.inert_rounds[0] < row.inert_rounds[1]:
+        return "no effect in {} of {} rounds".format(*row.inert_rounds)
     return status_word(row.status)

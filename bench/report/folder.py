@@ -14,10 +14,12 @@ from pathlib import Path
 
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.several_runs.rungs import RungView, faster_elsewhere
 from bench.analysis.several_runs.steps import steps
 from bench.errors import BenchError
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
+from bench.report.one_run.caption import other_step, rung_and_speed
 from bench.report.one_run.screen import limit_of, screen_markdown
 from bench.report.one_run.tables import loss_curves
 from bench.report.several_runs.atlas import TITLE, pictured
@@ -25,6 +27,8 @@ from bench.report.table import Table, notes_to_markdown, share_notes
 from bench.report.titles import machine_titles, task_title
 from gpt2.files.atomic import atomic_text
 
+FASTER = "Faster on this machine: "
+"""What begins a line on another run, on the page of a run."""
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
 
@@ -36,8 +40,13 @@ def files(report: Report, *, drawn: Drawn = lambda picture: True) -> dict[str, s
     """The text of each file, by its path within the folder."""
     names, boards = pages(report.boards), report.boards
     written = {INDEX: _index(report, names, drawn)}
+    page_of = dict(zip(map(id, boards), names, strict=True))
     for board, name, stem, tables in zip(boards, names, stems(boards), report.runs, strict=True):
-        written[name] = _run(board, tables, report.price_per_hour, f"plots/{stem}", drawn)
+        screen = screen_markdown(board, "#", price_per_hour=report.price_per_hour)
+        if best := faster_elsewhere(board, boards):
+            link = f"[{markdown(best.board.ladder)}]({Path(page_of[id(best.board)]).name})"
+            screen += f"\n{FASTER}{markdown(faster_in_words(best, board))}, in {link}.\n"
+        written[name] = "\n".join([screen, *_details(board, tables, f"plots/{stem}", drawn)])
     if together := [*report.together, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
@@ -136,10 +145,14 @@ def _said(board: Scoreboard) -> str:
     return f"{what}; {markdown(fastest.rung)} {number(fastest.mean_tps)} tokens/s" if fastest else what
 
 
-def _run(
-    board: Scoreboard, tables: Sequence[Table], price_per_hour: float | None, stem: str, drawn: Drawn
-) -> str:
-    """The page of a run: one screen first, details folded. stem: beginning of its pictures' paths."""
+def faster_in_words(best: RungView, board: Scoreboard) -> str:
+    """The fastest rung of this machine's runs, for the page of another one of them."""
+    step = f" with {best.row.tokens_per_step:,} tokens per step" if other_step(best.row, board) else ""
+    return f"{rung_and_speed(best.row)}{step}{f' ({best.incomplete})' if best.incomplete else ''}"
+
+
+def _details(board: Scoreboard, tables: Sequence[Table], stem: str, drawn: Drawn) -> list[str]:
+    """What is folded on a run's page: its tables and pictures. stem: beginning of the pictures' paths."""
     parts = [(table.title, table.to_markdown("###").split("\n", 2)[2]) for table in tables]
     pictures = {
         f"{stem}-rungs": ("Speed, speed-up, share of the limit and memory", any(r.tps for r in board.rows)),
@@ -149,10 +162,9 @@ def _run(
         if has_any and drawn(path):
             picture = _picture(f"../{path}", f"{shows} of the rungs of {board.ladder}")
             parts.append((f"{shows}, drawn", "\n".join([*picture, ""])))
-    folded = [
+    return [
         f"<details><summary>{escape(plain(title))}</summary>\n\n{body}\n</details>\n" for title, body in parts
     ]
-    return "\n".join([screen_markdown(board, "#", price_per_hour=price_per_hour), *folded])
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:

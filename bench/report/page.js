@@ -148,7 +148,10 @@ function chart(place, rows, {unit, wide = false, ratios = false, band = null, li
         if (shape !== undefined) group.append(drawn(...mark(shape, x(value), middle + shape * 5)));
         end = Math.max(end, x(value));
       }
-      group.append(drawn("text", {x: end + 6, y: middle + 4}, shortened(row.text ?? "", width - end - 6)));
+      // In a narrow chart what finds no room beside its bar stands beside the name, if there is room.
+      const text = row.text ?? "", clipped = lengthOf(text) > width - end - 6;
+      group.append(narrow && clipped && lengthOf(title) + lengthOf(text) + 12 < width ? drawn("text", {x: width, y: top + 15, "text-anchor": "end"}, text)
+        : drawn("text", {x: end + 6, y: middle + 4}, shortened(text, width - end - 6)));
       if (row.says) {
         const say = () => { if (place === at("climbed")) at("said").textContent = row.says; };
         for (const event of ["mouseenter", "focus"]) group.addEventListener(event, say);
@@ -204,7 +207,8 @@ function climb() {
     return made;
   }));
   at("about").textContent = run.about;
-  at("said").textContent = "Point at a bar for its figures; click or tap it for all that is known of its rung.";
+  at("said").textContent = matchMedia("(hover: none)").matches ? "Tap a bar for its figures and all that is known of its rung."
+    : "Point at a bar for its figures; click it for all that is known of its rung.";
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
@@ -212,6 +216,12 @@ function climb() {
   const file = run.ladder === "quick" ? "bench quick" : `bench run ${run.ladder}`;
   at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", "source .venv/bin/activate; "), element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
+  if (run.elsewhere) {
+    const other = data.runs[run.elsewhere.run], line = element("li", ""), link = element("a", other.ladder);
+    link.href = `#climb=${other.address}`;
+    line.append(run.elsewhere.said, link, ".");
+    at("findings").firstChild ? at("findings").firstChild.after(line) : at("findings").append(line);
+  }
   at("warned").hidden = !run.warnings.length;
   const [first, ...others] = run.warnings;
   at("warned").classList.toggle("alone", !others.length);

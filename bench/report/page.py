@@ -19,7 +19,7 @@ from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.rungs import RungView, by_speed, fastest_rung
+from bench.analysis.several_runs.rungs import RungView, by_speed, faster_elsewhere, fastest_rung
 from bench.analysis.turns import Turns
 from bench.format import (
     floor,
@@ -39,7 +39,7 @@ from bench.format import (
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
-from bench.report.folder import stems
+from bench.report.folder import FASTER, faster_in_words, stems
 from bench.report.one_run.caption import first_step_tokens
 from bench.report.one_run.peers import peer_results
 from bench.report.one_run.screen import (
@@ -77,7 +77,11 @@ def page(report: Report) -> str:
     shown = {
         "chosen": chosen,
         "runs": [
-            {"address": quote(stem, errors="replace"), **_run(board, hardware, report.price_per_hour)}
+            {
+                "address": quote(stem, errors="replace"),
+                **_run(board, hardware, report.price_per_hour),
+                "elsewhere": _elsewhere(board, boards),
+            }
             for stem, board, hardware in zip(stems(boards), boards, machine_titles(boards), strict=True)
         ],
         "machines": list(_machines(report)),
@@ -101,6 +105,13 @@ def page(report: Report) -> str:
         script=Markup(script),
         nonce=nonce,
     )
+
+
+def _elsewhere(board: Scoreboard, boards: Sequence[Scoreboard]) -> dict[str, Any] | None:
+    """The run of this machine that has a faster rung: its place in the selector, and what is said of it."""
+    if (best := faster_elsewhere(board, boards)) is None:
+        return None
+    return {"run": boards.index(best.board), "said": f"{FASTER}{plain(faster_in_words(best, board))}, in "}
 
 
 def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
@@ -196,9 +207,7 @@ def _row(board: Scoreboard, row: Row, share: Share, ours_over_it: str | None) ->
         "label": values or plain(row.rung),
         "other_trainer": row.external is not None,
         "sound": words is None and not row.caveats,
-        "words": plain(
-            f"{number(row.tps.value)}, not counted: {short}" if row.tps and not_counted else words or ""
-        ),
+        "words": plain(f"{number(row.tps.value)}, {short}" if row.tps and not_counted else words or ""),
         "tps": _bounds(row.tps),
         "gain": _bounds(row.gain),
         "said": f"{number(row.tps.value)}{_gain(row)}" if row.tps else "",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.claim_checks import divergence, losses_differ
-from bench.analysis.row import Row, status_of
+from bench.analysis.row import NOT_CARRIED, Row, status_of
 from bench.analysis.run_records import by_round, measured, tps_by_round, varying
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.errors import BenchError
-from bench.format import DASH, GIB, letter, listed, plain
+from bench.format import DASH, GIB, letter, listed, plain, times
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
@@ -214,6 +214,9 @@ def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:
         if a_task[key] != b_task[key]:
             return f"another task: {key} {b_task[key]} against {a_task[key]}"
     for side, row in ((first, a), (other, b)):
+        if row.status == NOT_CARRIED:
+            ratio = f" ({times(row.tried)})" if row.tried is not None else ""
+            return f"left out after a short try{ratio} in {side.letter}"
         if row.status not in RANKED:
             return f"{status_of(row)} in {side.letter}"
     return None

@@ -135,6 +135,17 @@ def fastest_rung(board: Scoreboard) -> RungView | None:
     return RungView(board=board, row=row) if row else None
 
 
+def faster_elsewhere(board: Scoreboard, boards: Iterable[Scoreboard]) -> RungView | None:
+    """The fastest rung of all runs of a run's model on its machine, where that is another run's."""
+    speeds = {
+        id(each): (each, each.fastest.mean_tps)
+        for each in (board, *boards)
+        if each.task == board.task and each.environment.machine == board.environment.machine and each.fastest
+    }
+    best, _ = max(speeds.values(), key=lambda pair: pair[1], default=(board, 0.0))
+    return fastest_rung(best) if best is not board else None
+
+
 def name_with_caveats(rung: RungView) -> str:
     """Rung name with its caveats in brackets."""
     caveats = ["caveat"] if rung.row.caveats else []

@@ -81,7 +81,8 @@ def climb(board: Scoreboard) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(style.PLAIN)
     verdicts = {row.verdict for row, _ in measured if not row.external}
-    axes.set_xlabel(f"tokens per second{far}{_legend(verdicts)}")
+    dashed = "; dashed: not counted" if any(row.status == "inert" for row, _ in measured) else ""
+    axes.set_xlabel(f"tokens per second{far}{_legend(verdicts)}{dashed}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
@@ -105,7 +106,7 @@ def _said(row: Row, tps: Estimate) -> str:
     ran = row.status == "ok" and not row.expect  # which needs no word beside its speed
     word = verdict_word(row.verdict) if row.verdict else "" if ran else status_of(row)
     if row.status == "inert":
-        return f"{number(tps.value)}, not counted: {word}"
+        return f"{number(tps.value)}, {word}"
     gain = [times(row.gain.value), word] if row.gain else []
     return ", ".join(filter(None, [number(tps.value), *gain, "other maths" * row.other_maths]))
 

@@ -157,8 +157,11 @@ def draw_interval(axes: Axes, y: float, estimate: Estimate) -> None:
 
 
 def text_beside(axes: Axes, x: float, y: float, text: str) -> None:
-    """Write words right of a mark, clear of an interval's cap."""
-    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+    """Write words right of a mark, clear of an interval's cap and of the lines that they would cross."""
+    paper = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 1}
+    axes.annotate(
+        text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8, bbox=paper
+    )
 
 
 def text_instead(axes: Axes, y: float, text: str) -> None:
