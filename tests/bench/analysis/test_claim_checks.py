@@ -59,8 +59,11 @@ def test_a_toggle_that_this_rung_did_not_change_does_not_make_it_inert() -> None
 def test_one_process_without_the_effect_is_enough_and_how_many_there_were_is_said() -> None:
     good = record("b", 1, 1, toggles=FUSED, measurement=proved(adamw=True))
     bad = record("b", 1, 2, toggles=FUSED, measurement=proved(adamw=False))
-    row = scoreboard([record(), record(repetition=2), good, bad]).rows[1]
+    board = scoreboard([record(), record(repetition=2), good, bad])
+    row = board.rows[1]
     assert (row.status, row.error) == ("inert", "adamw=fused had no effect in 1 of 2 rounds: saw adamw")
+    assert row.inert_rounds == (1, 2)
+    assert "| no effect in 1 of 2 rounds |" in to_markdown(board)
 
 
 def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_inert_too() -> None:

@@ -105,6 +105,20 @@ def test_choosing_another_run_shows_its_answer(shown: Any) -> None:
     assert shown.inner_text("#answer b >> nth=0") == "21,419 tokens/s"
 
 
+def test_a_faster_run_of_the_same_machine_is_named_and_a_click_away(browser: Any, tmp_path: Path) -> None:
+    slow = scoreboard(records_of(("slow", CUDA, 1000.0), ("fused", BF16, 1500.0), ladder="slow"))
+    fast = scoreboard(records_of(("quick", BF16, 2000.0), ladder="fast"))
+    file = tmp_path / "index.html"
+    file.write_text(page(assemble([slow, fast], [])), encoding="utf-8")
+    with browser.new_page() as tab:
+        tab.goto(file.as_uri())
+        said = "Faster on this machine: quick, 2,000 tokens/s (1 round), in fast."
+        assert tab.locator("#findings li").nth(1).inner_text() == said
+        tab.click("#findings a")
+        assert tab.locator(".answer b").first.inner_text() == "2,000 tokens/s"
+        assert "Faster on this machine" not in tab.inner_text("#findings")
+
+
 def test_the_climb_s_figures_are_those_of_the_full_table(shown: Any) -> None:
     table = assemble([board(), board("NVIDIA H200", 1.2)]).runs[1][0]
     titles = ("TPS", "Over rung before", "Peak memory (GiB)")

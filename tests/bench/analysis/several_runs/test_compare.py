@@ -12,7 +12,7 @@ from scipy import stats as scipy_stats
 
 from bench.analysis.several_runs.compare import Comparison, Condition, compare, judge, sides
 from bench.errors import BenchError
-from bench.records.record import External, RecordError
+from bench.records.record import External, RecordError, Scout
 from bench.report.several_runs.comparison import comparison_brief
 from bench.report.several_runs.comparison import comparison_table as table_of
 from bench.report.table import Table
@@ -44,6 +44,15 @@ def compared(*names: object) -> Comparison:
 def shown(*names: object) -> Table:
     ((first, *others),) = sides([str(name) for name in names])
     return table_of([compare(first, other) for other in others])
+
+
+def test_a_rung_that_one_side_tried_and_left_out_is_not_ranked_and_its_try_is_told(tmp_path: Path) -> None:
+    climbed = tmp_path / "climbed.jsonl"
+    append(climbed, record("a", measurement=measurement(1000.0)))
+    scout = Scout(over="a", ratio=0.9, floor=0.01, carried=False, check="ok", reason=None)
+    append(climbed, record("b", 1, kind="scout", toggles=BF16, scout=scout))
+    pair = compared(climbed, run_of(tmp_path / "b.jsonl")).pairs[-1]
+    assert (pair.tps, pair.not_ranked) == (None, "left out after a short try (0.90x) in A")
 
 
 def test_the_interval_of_two_runs_is_welch_s() -> None:

@@ -341,3 +341,16 @@ def test_no_page_links_a_picture_that_is_not_drawn() -> None:
     linked = {found for text in written.values() for found in re.findall(r'src="([^"]+)"', text)}
     assert linked
     assert all(each.endswith("-rungs.svg") for each in linked)
+
+
+def test_the_page_of_a_run_names_a_faster_one_of_its_model_and_machine() -> None:
+    slow = scoreboard(records_of(("slow", CUDA, 1000.0), ladder="slow"))
+    fast = scoreboard(records_of(("fast", replace(CUDA, micro_batch_size=2), 2000.0), ladder="[fast]"))
+    other = scoreboard(
+        records_of(("other", CUDA, 3000.0), ladder="other", workload=asdict(Workload(seq_len=512)))
+    )
+    written = files(assemble([slow, fast, other]))
+    names = [name for name, text in written.items() if "Faster on this machine" in text]
+    assert [name.rpartition("/")[2] for name in names] == ["slow.md"]
+    said = "\nFaster on this machine: fast, 2,000 tokens/s (1 round), in [\\[fast\\]]("
+    assert said in written[names[0]]
