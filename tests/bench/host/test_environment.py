@@ -16,7 +16,13 @@ from gpt2.provenance import code_hash
 
 
 @pytest.fixture
-def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in variables():
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def preloaded(bare: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2:mine.so")
     monkeypatch.setenv("MALLOC_CONF", "thp:always")
 
@@ -33,12 +39,6 @@ def test_variables_that_the_user_set_are_recorded() -> None:
         "LD_PRELOAD": "libjemalloc.so.2:mine.so",
         "MALLOC_CONF": "thp:always",
     }
-
-
-@pytest.fixture
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in variables():
-        monkeypatch.delenv(name)
 
 
 @pytest.mark.usefixtures("bare")
