@@ -384,6 +384,8 @@ def status_of(row: Row) -> str:
         return f"not carried{ratio}{', within noise' if row.tried and row.tried > 1 else ''}"
     if row.expect and row.tps and row.status in ("ok", "external"):
         return f"ran, though expected: {status_word(row.expect)}"
+    if row.left_out and row.status == "unsupported":
+        return "not supported when it was tried"
     if row.inert_rounds and 0 < row.inert_rounds[0] < row.inert_rounds[1]:
         return "no effect in {} of {} rounds".format(*row.inert_rounds)
     return status_word(row.status)

@@ -212,9 +212,9 @@ function climb() {
   const kinds = run.rows.map(kindOf);
   const key = Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind]);
   const colours = key.length ? `${key.join("; ").replace(/^./, (first) => first.toUpperCase())}.` : "";
-  at("key").textContent = [run.keeps, run.swept ? "" : "A factor is over the rung before.", colours].filter(Boolean).join(" ");
+  at("key").textContent = [run.keeps, run.swept ? "" : "A factor is over the rung before, or the last before that which had an effect.", colours].filter(Boolean).join(" ");
   const file = run.ladder === "quick" ? "bench quick" : `bench run ${run.ladder}`;
-  at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout, then ", element("code", "source .venv/bin/activate; "), element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
+  at("yours").replaceChildren("Your machine: ", element("code", "make bench"), " in a checkout of gpt2-bench, then ", element("code", "source .venv/bin/activate; "), element("code", run.swept ? "bench ladders" : file), "; ", element("code", "bench doctor"), " says what would disturb it.");
   at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
   if (run.elsewhere) {
     const other = data.runs[run.elsewhere.run], line = element("li", ""), link = element("a", other.ladder);

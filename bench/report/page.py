@@ -19,7 +19,7 @@ from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.rungs import RungView, by_speed, faster_elsewhere, fastest_rung
+from bench.analysis.several_runs.rungs import RungView, faster_elsewhere, fastest_rung
 from bench.analysis.turns import Turns
 from bench.format import (
     floor,
@@ -180,7 +180,7 @@ def _answer(board: Scoreboard, share: Share) -> Iterator[tuple[str, str]]:
         yield times(over.value), f"over {plain(board.rows[0].rung)}{sure}{same}"
     of, of_row = share
     if most := limit_tps(board, best):
-        yield whole_percent(best.mean_tps / most), f"of the limit, {number(most)} tokens/s"
+        yield whole_percent(best.mean_tps / most), f"of its limit, {number(most)} tokens/s"
     elif reached := of_row(best):
         yield reached, of
 
@@ -283,7 +283,8 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
 
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
     for (model, length), rungs in group_by(fastest, lambda rung: rung.board.task).items():
-        once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
+        slowest_first = sorted(rungs, key=lambda rung: (not rung.row.caveats, rung.row.mean_tps))
+        once = {rung.environment.machine: rung for rung in slowest_first}
         titles = told_apart([(hardware_title(rung), rung.environment.machine) for rung in once.values()])
         measured = [
             {

@@ -118,7 +118,7 @@ def keeps(board: Scoreboard) -> str:
     if board.ladder == QUICK:
         return "Each rung has settings of its own."
     if any(row.status == NOT_CARRIED for row in board.rows):
-        return "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
+        return "Short tries chose the rungs, each on top of those kept before; rounds measured them anew."
     ours = " of ours" if any(row.external for row in board.rows) else ""
     return f"Each rung{ours} adds its change to those above."
 
@@ -340,12 +340,12 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
         said = [" ".join([name, ", then ".join(map(times, tried[name]))]).strip() for name in best_first]
         yield f"Tried and left out, slower or no clear gain: {'; '.join(said)}."
     for scout in (record.scout for record in board.records if record.scout and record.scout.together):
-        came = "Kept as a group" if scout.carried else "Left out, as a group too"
+        came = "Kept as a group by short tries" if scout.carried else "Left out, as a group too"
         if not scout.carried and scout.check != "ok":
             came += f" ({status_word(scout.check)})"
         if scout.ratio is not None:
             came += f", {times(scout.ratio)} together{_noise_of_try(scout.floor)}"
-        yield f"{came}; alone, in its short try, each showed no clear gain: {plain(listed(scout.together))}."
+        yield f"{came}, where alone none was clearly faster: {plain(listed(scout.together))}."
     if refused := [name for name, rows in tries.items() if all(row.status == "unsupported" for row in rows)]:
         why = "(bench report --full says why)"
         yield f"Could not run on this machine or with what was kept until then {why}: {listed(refused)}."
@@ -400,7 +400,14 @@ def _gained(board: Scoreboard, best: Row) -> str:
         if ratio and verdict(ratio, board.delta) == "faster":
             together = f"all after {plain(last.rung)} together {judged_briefly(ratio, None)}"
             said.append(f"{together} {mark(best, board)}".rstrip())
-    return "; ".join(said) or "none beyond the noise"
+    if said:
+        return "; ".join(said)
+    over = board.over_first(best)
+    if over and verdict(over, board.delta) == "faster":
+        return (
+            f"none of a single rung; all together {judged_briefly(over, None)} {mark(best, board)}".rstrip()
+        )
+    return "none beyond the noise"
 
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:

@@ -106,7 +106,7 @@ def test_choosing_another_run_shows_its_answer(shown: Any) -> None:
 
 
 def test_a_faster_run_of_the_same_machine_is_named_and_a_click_away(browser: Any, tmp_path: Path) -> None:
-    slow = scoreboard(records_of(("slow", CUDA, 1000.0), ("fused", BF16, 1500.0), ladder="slow"))
+    slow = scoreboard(records_of(("slow", CUDA, 1000.0), ("fused", BF16, 1500.0), ladder="slow", rounds=3))
     fast = scoreboard(records_of(("quick", BF16, 2000.0), ladder="fast"))
     file = tmp_path / "index.html"
     file.write_text(page(assemble([slow, fast], [])), encoding="utf-8")
@@ -117,6 +117,8 @@ def test_a_faster_run_of_the_same_machine_is_named_and_a_click_away(browser: Any
         tab.click("#findings a")
         assert tab.locator(".answer b").first.inner_text() == "2,000 tokens/s"
         assert "Faster on this machine" not in tab.inner_text("#findings")
+        tab.click("#tab-machines")
+        assert tab.locator("#compared-machines g text").nth(1).text_content() == "2,000, quick (1 round)"
 
 
 def test_the_climb_s_figures_are_those_of_the_full_table(shown: Any) -> None:

@@ -468,8 +468,8 @@ def test_rungs_within_the_noise_alone_are_carried_where_together_they_are_beyond
     board = scoreboard(records)
     assert not board.interrupted
     assert [row.rung for row in board.rows if row.tps] == ["a", "b", "c", "d"]
-    said = "1.08x together (noise of the tries ±3 %); alone, in its short try, each showed no clear gain: "
-    assert f"Kept as a group, {said}b, c, d." in [*findings(board)]
+    said = "1.08x together (noise of the tries ±3 %), where alone none was clearly faster: "
+    assert f"Kept as a group by short tries, {said}b, c, d." in [*findings(board)]
 
 
 def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: Ladder) -> None:
@@ -478,7 +478,7 @@ def test_rungs_that_are_no_faster_together_are_left_out_and_it_is_said(ladder: L
     assert rungs_of_rounds(records) == ["a"]
     left_out = {row.rung: why_not_counted(row) for row in scoreboard(records).rows if row.left_out}
     assert left_out["b"] == left_out["c"] == "not carried: 1.01x, within noise"
-    said = "1.03x together (noise of the tries ±3 %); alone, in its short try, each showed no clear gain: "
+    said = "1.03x together (noise of the tries ±3 %), where alone none was clearly faster: "
     assert f"Left out, as a group too, {said}b, c, d." in [*findings(scoreboard(records))]
 
 
@@ -644,7 +644,7 @@ def test_rungs_that_do_not_run_together_are_left_out_with_the_reason(ladder: Lad
     assert exit_code(records) == 0
     (said,) = [line for line in findings(scoreboard(records)) if "group" in line]
     said_status = f"Left out, as a group too ({status_word(status)})"
-    assert said == f"{said_status}; alone, in its short try, each showed no clear gain: b, c, d."
+    assert said == f"{said_status}, where alone none was clearly faster: b, c, d."
 
 
 TOGETHER = {
@@ -736,7 +736,7 @@ def test_a_climb_that_leaves_a_rung_out_in_the_middle_says_that_rungs_keep_the_o
     board = scoreboard(of_speeds(ladder, SPEEDS))
     assert [row.rung for row in board.rows if row.left_out] == ["c"]
     assert keeps(board) == (
-        "Short tries chose the rungs, each on top of those kept before; the table measures them anew."
+        "Short tries chose the rungs, each on top of those kept before; rounds measured them anew."
     )
 
 

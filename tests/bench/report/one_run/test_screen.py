@@ -296,6 +296,14 @@ def test_what_all_rungs_after_the_last_clear_gain_bring_together_is_told() -> No
     )
 
 
+def test_where_no_single_rung_is_clearly_faster_but_all_together_are_that_is_told() -> None:
+    rungs = (("a", EAGER, 100.0), ("b", BF16, 100.9), ("c", GELU, 101.8), ("d", JEMALLOC, 102.7))
+    said = "Largest clear gains: none of a single rung; all together 1.03x ±0 %."
+    assert told(ladder(*rungs), "Largest clear gains") == said
+    rungs = (("a", EAGER, 100.0), ("b", BF16, 100.3), ("c", GELU, 100.6))
+    assert told(ladder(*rungs), "Largest clear gains") == "Largest clear gains: none beyond the noise."
+
+
 def test_of_rungs_that_are_not_clearly_faster_together_nothing_is_told() -> None:
     rungs = (("a", EAGER, 100.0), ("b", BF16, 200.0), ("c", GELU, 200.0), ("d", JEMALLOC, 200.2))
     assert told(ladder(*rungs), "Largest clear gains") == "Largest clear gains: b 2.00x."
