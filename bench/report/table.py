@@ -51,7 +51,11 @@ class Column(Generic[Kind]):
     words: bool = False
     """Whether the column holds words, aligned to the left; numbers are aligned to the right."""
     drop: int | None = None
-    """Order in which a narrow terminal drops the column, 1 first; None: it always stays."""
+    """Order in which a narrow terminal drops the column, 1 first; None: it always stays.
+
+    Where a table is an answer (bench.report.brief), a column with an order goes too if it says the same of
+    all rows; see Table.differing().
+    """
     about: str = ""
     """What its figures are; stands beneath a table that shows the column."""
 

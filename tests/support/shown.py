@@ -22,7 +22,9 @@ def check_golden(name: str, text: str) -> None:
     file = ROOT / "tests" / "golden" / f"{name}.txt"
     if os.environ.get("GOLDEN") == "write":
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8"), (
+        f"{file} differs; GOLDEN=write writes it: look at it then"
+    )
 
 
 def in_full(brief: Brief, width: int = 400) -> str:

@@ -157,9 +157,20 @@ def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.md")}
-    assert made == {
-        path.relative_to(ROOT / "reports"): path.read_text() for path in (ROOT / "reports").rglob("*.md")
-    }
+    kept = {path.relative_to(ROOT / "reports"): path.read_text() for path in (ROOT / "reports").rglob("*.md")}
+    stale = [str(name) for name in sorted({*made, *kept}) if made.get(name) != kept.get(name)]
+    assert not stale, f"make reports writes anew: {', '.join(stale)}"
+
+
+def test_the_scoreboard_of_the_readme_is_made_anew_from_its_results_file(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (of_readme,) = re.findall(r"`bench report (\S+) --update README\.md`", text)
+    copy = tmp_path / "README.md"
+    copy.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "bench.cli", "report", of_readme, "--update", str(copy)]
+    subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    assert copy.read_text(encoding="utf-8") == text, "make reports writes it anew"
+    assert f"CLIMB := {of_readme}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -168,6 +179,7 @@ def test_pictures_and_the_page_are_made_anew_byte_for_byte(tmp_path: Path) -> No
         "make",
         "reports",
         f"OUT={tmp_path}",
+        "README=",
         f"BIN={Path(sys.executable).parent}",
         "-o",
         ".venv/.ready",
