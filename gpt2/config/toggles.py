@@ -1,8 +1,9 @@
 """The toggles: one field per optimisation, with its values and the devices that support them.
 
-A new optimisation is a field of Toggles, a branch where it is applied (gpt2.training.stages, or
-gpt2.training.train for what each step does), a proof in gpt2.proofs, and in gpt2.config.constraints what it
-requires of others. Importing this module loads no torch, so that ladders can be read without it.
+A new optimisation is a field of Toggles, a branch where it is applied (gpt2.training.stages; inside the model
+a field of GPT2Config, whose name tells model_config() to pass the value on), a proof in gpt2.proofs, and in
+gpt2.config.constraints what it requires of others: docs/architecture.md, "To add". Importing this module
+loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ gpt2.config.toggles defines how it is computed; nothing there changes a number d
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -35,6 +35,7 @@ class GPT2Config:
     """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's function)."""
     recompute: str = "none"
     """Activations that the backward pass recomputes instead of keeping: none, gelu or block."""
+    # These too have the values of the toggles of their names.
     cross_entropy: str = "torch"
     tied_gradient: str = "scatter"
     gelu: str = "tanh"
@@ -43,7 +44,6 @@ class GPT2Config:
     layer_norm: str = "torch"
     residual: str = "float32"
     int8: str = "none"
-    """cross_entropy to int8 have the values of the toggles of the same names."""
 
     def __post_init__(self) -> None:
         if not self.padded_vocab_size:
@@ -66,9 +66,14 @@ class GPT2Config:
     @property
     def plain(self) -> GPT2Config:
         """The same config with torch's own functions, the reference for ours; the maths stay."""
+        choices = {each.name: each.default for each in fields(self) if isinstance(each.default, str)}
+        torchs = {name: default for name, default in choices.items() if name not in OF_THE_MATHS}
         attention = "explicit" if self.attention == "explicit" else "sdpa"
-        torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "layer_norm": "torch"}
-        return replace(self, attention=attention, products="whole", bias_gradient="torch", **torchs)
+        return replace(self, **{**torchs, "attention": attention})
+
+
+OF_THE_MATHS = ("recompute", "residual", "int8")
+"""Choices inside the model that `plain` keeps: what is rounded how, and what is computed twice."""
 
 
 # Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini`, which takes text, are ours.

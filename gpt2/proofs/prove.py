@@ -3,7 +3,10 @@
     ops = profile(lambda: next(training), training.device)
     for toggle, finding in prove(training, ops).items(): ...
 
-Each field of Toggles is verified by the function of its name.
+Each field of Toggles is verified by the function of its name. What it can go by, the strongest first: the
+ops of the step, with number formats and shapes (StepEvidence.ops, .matmuls); what torch or the system tells
+of this process (flags, counters, loaded libraries); the autograd graph of the same model in eager code, for
+what compiled code hides (_differentiated); what the model was built for (built_for), which proves least.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
+from gpt2.config.constraints import NEEDS
+from gpt2.config.devices import HOST
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.config.tolerances import LOSS_TOLERANCE
 from gpt2.config.workload import Workload
@@ -89,9 +91,16 @@ def every_value() -> list[dict[str, object]]:
         named = [value for value in get_args(hints[toggle.name]) if isinstance(value, str | int)]
         for value in named or [2]:
             change = {toggle.name: value, **COMPANIONS.get((toggle.name, value), {})}
+            tried = replace(FOUR, **change)
             try:
-                check(replace(FOUR, **change), Cpu())
+                check(tried, Cpu())
             except UnsupportedToggle:
+                only = toggle.metadata["only"].get(value)
+                needed = (
+                    NEEDS.get((toggle.name, str(value)), {}) if only is None or HOST in only.devices else {}
+                )
+                missing = needed.items() - asdict(tried).items()
+                assert not missing, f"COMPANIONS lacks what {toggle.name}={value} needs: {missing}"
                 continue
             if value != toggle.default:
                 changes.append(change)
