@@ -7,7 +7,7 @@ BIN := .venv/bin
 AGAINST := --baseline results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline
 CLIMB := results/amd-epyc-25-17-1-x2/cpu-20261127T220339Z.jsonl
 OUT := reports
-README := README.md
+README := $(if $(filter reports,$(OUT)),README.md)
 
 bench: .venv/.ready
 	$(BIN)/bench quick

@@ -205,12 +205,25 @@ A rung that changes nothing else then had no effect. For a rung that changes mor
 
 def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """Toggles changed by this rung that had no effect in some process, with the evidence."""
-    rounds = proofs_by_round(rung)
-    if (unproved := next((n for n, proofs in rounds if proofs is None), None)) is not None:
+    proofs = proofs_by_round(rung)
+    if (unproved := next((n for n, found in proofs if found is None), None)) is not None:
         return f"no proof was taken in round {unproved}"
-    inert = rounds_without_effect(rung, before)
-    some = f" in {len(inert)} of {len(rounds)} rounds" if len(inert) < len(rounds) else ""
-    return "; ".join(f"{toggle} had no effect{some}: {why}" for toggle, why in inert[0]) if inert else None
+    said = []
+    for toggle, evidence in without_effect(rung, before).items():
+        some = f" in {len(evidence)} of {len(proofs)} rounds" if len(evidence) < len(proofs) else ""
+        said.append(f"{toggle} had no effect{some}: {evidence[0]}")
+    return "; ".join(said) or None
+
+
+def inert_rounds(rung: Sequence[Record], before: Sequence[Record] | None) -> tuple[int, int] | None:
+    """Rounds in which a toggle had no effect, and rounds in which that was checked.
+
+    Of several toggles the one that had none most often. None where every toggle had its effect, or where a
+    round has no proof.
+    """
+    proofs = proofs_by_round(rung)
+    idle = without_effect(rung, before).values()
+    return (max(map(len, idle)), len(proofs)) if idle and all(found for _, found in proofs) else None
 
 
 def proofs_by_round(rung: Sequence[Record]) -> list[tuple[int, Mapping[str, Proof] | None]]:
@@ -220,15 +233,12 @@ def proofs_by_round(rung: Sequence[Record]) -> list[tuple[int, Mapping[str, Proo
     return [(repetition, proofs) for repetition, proofs in measured if proofs != {}]
 
 
-def rounds_without_effect(
-    rung: Sequence[Record], before: Sequence[Record] | None
-) -> list[list[tuple[str, str]]]:
-    """Of each round in which a toggle changed by this rung had no effect, those toggles with the evidence."""
+def without_effect(rung: Sequence[Record], before: Sequence[Record] | None) -> dict[str, list[str]]:
+    """The evidence of each round in which a toggle changed here had no effect, by toggle and value."""
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
     proofs_before = next((m.proofs for m in measurements(before or ()) if m.proofs), {})
-    inert = []
+    idle: dict[str, list[str]] = {}
     for _, proofs in proofs_by_round(rung):
-        without_effect = []
         for name in changed:
             if (proof := (proofs or {}).get(name)) is None:
                 continue
@@ -237,10 +247,8 @@ def rounds_without_effect(
             as_before = earlier is not None and earlier.evidence == proof.evidence
             if not proof.took_effect or as_before:
                 evidence = f"{proof.evidence}, as before" if proof.took_effect else proof.evidence
-                without_effect.append((f"{name}={getattr(toggles, name)}", evidence))
-        if without_effect:
-            inert.append(without_effect)
-    return inert
+                idle.setdefault(f"{name}={getattr(toggles, name)}", []).append(evidence)
+    return idle
 
 
 def caveats_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.claim_checks import caveats_of, check_claims, proofs_by_round, rounds_without_effect
+from bench.analysis.claim_checks import caveats_of, check_claims, inert_rounds
 from bench.analysis.run_records import (
     RunRecords,
     group_by,
@@ -261,9 +261,6 @@ def row_of(
     flops = m.flops_per_token if m else None
     peak = peaks.get((toggles.device, "bfloat16"))
     dropped = _dropped(rung, run)
-    inert_rounds = None
-    if status == "inert":
-        inert_rounds = len(rounds_without_effect(rung, before)), len(proofs_by_round(rung))
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
     memory = [each.peak_memory_bytes for each in measurements(rung) if each.peak_memory_bytes]
@@ -293,7 +290,7 @@ def row_of(
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
-        inert_rounds=inert_rounds,
+        inert_rounds=inert_rounds(rung, before) if status == "inert" else None,
         expect=rung[0].expect,
         external=external,
     )

@@ -19,7 +19,7 @@ from bench.analysis.several_runs.steps import steps
 from bench.errors import BenchError
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
-from bench.report.one_run.caption import other_step, rung_and_speed
+from bench.report.one_run.caption import rung_and_speed
 from bench.report.one_run.screen import limit_of, screen_markdown
 from bench.report.one_run.tables import loss_curves
 from bench.report.several_runs.atlas import TITLE, pictured
@@ -27,7 +27,7 @@ from bench.report.table import Table, notes_to_markdown, share_notes
 from bench.report.titles import machine_titles, task_title
 from gpt2.files.atomic import atomic_text
 
-FASTER = "Faster on this machine: "
+FASTER = "Most tokens per second on this machine: "
 """What begins a line on another run, on the page of a run."""
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
@@ -147,7 +147,8 @@ def _said(board: Scoreboard) -> str:
 
 def faster_in_words(best: RungView, board: Scoreboard) -> str:
     """The fastest rung of this machine's runs, for the page of another one of them."""
-    step = f" with {best.row.tokens_per_step:,} tokens per step" if other_step(best.row, board) else ""
+    own, of_it = board.fastest and board.fastest.tokens_per_step, best.row.tokens_per_step
+    step = f" with {of_it:,} tokens per step" if of_it and of_it != own else ""
     return f"{rung_and_speed(best.row)}{step}{f' ({best.incomplete})' if best.incomplete else ''}"
 
 

@@ -219,6 +219,7 @@ function climb() {
   if (run.elsewhere) {
     const other = data.runs[run.elsewhere.run], line = element("li", ""), link = element("a", other.ladder);
     link.href = `#climb=${other.address}`;
+    link.addEventListener("click", (event) => { event.preventDefault(); take(run.elsewhere.run); at("tab-climb").focus(); });
     line.append(run.elsewhere.said, link, ".");
     at("findings").firstChild ? at("findings").firstChild.after(line) : at("findings").append(line);
   }

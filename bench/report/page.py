@@ -19,7 +19,7 @@ from bench.analysis.bound import limit_tps
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import group_by, measurements, varying
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.several_runs.rungs import RungView, faster_elsewhere, fastest_rung
+from bench.analysis.several_runs.rungs import faster_elsewhere, fastest_rung
 from bench.analysis.turns import Turns
 from bench.format import (
     floor,
@@ -111,7 +111,15 @@ def _elsewhere(board: Scoreboard, boards: Sequence[Scoreboard]) -> dict[str, Any
     """The run of this machine that has a faster rung: its place in the selector, and what is said of it."""
     if (best := faster_elsewhere(board, boards)) is None:
         return None
-    return {"run": boards.index(best.board), "said": f"{FASTER}{plain(faster_in_words(best, board))}, in "}
+    return {
+        "run": _place(best.board, boards),
+        "said": f"{FASTER}{plain(faster_in_words(best, board))}, in ",
+    }
+
+
+def _place(board: Scoreboard, boards: Sequence[Scoreboard]) -> int:
+    """Place of a run, or of its own rungs alone, in the selector."""
+    return next(n for n, each in enumerate(boards) if each.records is board.records)
 
 
 def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
@@ -277,10 +285,6 @@ def _attributed(rung: Attribution) -> dict[str, Any]:
 
 def _machines(report: Report) -> Iterator[dict[str, Any]]:
     """For each model and length of sequences the fastest rung of each machine, and published figures."""
-
-    def place_of(rung: RungView) -> int:
-        return next(n for n, board in enumerate(report.boards) if board.records is rung.board.records)
-
     fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
     for (model, length), rungs in group_by(fastest, lambda rung: rung.board.task).items():
         slowest_first = sorted(rungs, key=lambda rung: (not rung.row.caveats, rung.row.mean_tps))
@@ -293,7 +297,7 @@ def _machines(report: Report) -> Iterator[dict[str, Any]]:
                 "said": plain(
                     f"{rung.tps_cell}, {rung.row.rung}" + f" ({rung.incomplete})" * bool(rung.incomplete)
                 ),
-                "run": place_of(rung),
+                "run": _place(rung.board, report.boards),
             }
             for title, rung in zip(titles, once.values(), strict=True)
         ]

@@ -67,13 +67,13 @@ class GPT2Config:
     def plain(self) -> GPT2Config:
         """The same config with torch's own functions, the reference for ours; the maths stay."""
         choices = {each.name: each.default for each in fields(self) if isinstance(each.default, str)}
-        torchs = {name: default for name, default in choices.items() if name not in OF_THE_MATHS}
+        torchs = {name: default for name, default in choices.items() if name not in KEPT}
         attention = "explicit" if self.attention == "explicit" else "sdpa"
         return replace(self, **{**torchs, "attention": attention})
 
 
-OF_THE_MATHS = ("recompute", "residual", "int8")
-"""Choices inside the model that `plain` keeps: what is rounded how, and what is computed twice."""
+KEPT = ("recompute", "residual", "int8")
+"""Choices inside the model that `plain` keeps: how often something is computed, and how it is rounded."""
 
 
 # Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini`, which takes text, are ours.

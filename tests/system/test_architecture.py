@@ -179,7 +179,6 @@ def test_pictures_and_the_page_are_made_anew_byte_for_byte(tmp_path: Path) -> No
         "make",
         "reports",
         f"OUT={tmp_path}",
-        "README=",
         f"BIN={Path(sys.executable).parent}",
         "-o",
         ".venv/.ready",

@@ -216,9 +216,9 @@ def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:
     for side, row in ((first, a), (other, b)):
         if row.status == NOT_CARRIED:
             ratio = f" ({times(row.tried)})" if row.tried is not None else ""
-            return f"left out after a short try{ratio} in {side.letter}"
+            return f"in {side.letter} not carried by its short try{ratio}"
         if row.status not in RANKED:
-            return f"{status_of(row)} in {side.letter}"
+            return f"in {side.letter} {status_of(row)}"
     return None
 
 

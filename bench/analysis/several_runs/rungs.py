@@ -136,14 +136,16 @@ def fastest_rung(board: Scoreboard) -> RungView | None:
 
 
 def faster_elsewhere(board: Scoreboard, boards: Iterable[Scoreboard]) -> RungView | None:
-    """The fastest rung of all runs of a run's model on its machine, where that is another run's."""
-    speeds = {
-        id(each): (each, each.fastest.mean_tps)
-        for each in (board, *boards)
-        if each.task == board.task and each.environment.machine == board.environment.machine and each.fastest
-    }
-    best, _ = max(speeds.values(), key=lambda pair: pair[1], default=(board, 0.0))
-    return fastest_rung(best) if best is not board else None
+    """The rung with most tokens per second of a run's model and device, where another run has it.
+
+    No verdict: the runs may be of other hours, other code and other steps.
+    """
+    place = rung_views(board)[0]
+    found = [rung for each in boards if each.task == board.task and (rung := fastest_rung(each))]
+    alike = [rung for rung in found if (rung.machine, rung.device) == (place.machine, place.device)]
+    best = max(alike, key=lambda rung: rung.row.mean_tps, default=None)
+    highest_here = max(row.mean_tps for row in board.rows)
+    return best if best and best.board.fastest and best.row.mean_tps > highest_here else None
 
 
 def name_with_caveats(rung: RungView) -> str:

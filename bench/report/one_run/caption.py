@@ -114,7 +114,8 @@ def _errors(board: Scoreboard) -> list[str]:
     """Why rungs are not ok, equal reasons on one line."""
     failed = [(row, row.why) for row in board.rows if row.why]
     by_error = group_by(
-        failed, lambda pair: pair[1] if pair[0].inert_rounds else f"{status_of(pair[0])}: {pair[1]}"
+        failed,
+        lambda pair: pair[1] if pair[0].inert_rounds is not None else f"{status_of(pair[0])}: {pair[1]}",
     )
     return [f"{_all_or([row.rung for row, _ in rows], board)}: {error}" for error, rows in by_error.items()]
 

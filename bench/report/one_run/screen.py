@@ -116,7 +116,8 @@ def keeps(board: Scoreboard) -> str:
     if board.swept:
         return ""
     if board.ladder == QUICK:
-        return "Each rung has settings of its own."
+        has = "Each rung has settings of its own: the second those that most people switch on"
+        return f"{has}, the last the best known for this machine."
     if any(row.status == NOT_CARRIED for row in board.rows):
         return "Short tries chose the rungs, each on top of those kept before; rounds measured them anew."
     ours = " of ours" if any(row.external for row in board.rows) else ""
@@ -403,7 +404,8 @@ def _gained(board: Scoreboard, best: Row) -> str:
     if said:
         return "; ".join(said)
     over = board.over_first(best)
-    if over and verdict(over, board.delta) == "faster":
+    judged = all(row in board.sound for row in board.taken if row.index <= best.index)
+    if judged and board.ladder != QUICK and over and verdict(over, board.delta) == "faster":
         return (
             f"none of a single rung; all together {judged_briefly(over, None)} {mark(best, board)}".rstrip()
         )

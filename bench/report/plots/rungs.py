@@ -32,7 +32,8 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     machine = board.environment
     rounds = plural(board.rounds, "round")
     rounds += ", whiskers: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
-    what = f"{board.ladder}: {board.workload['model']} on {style.shortened(machine.machine, 40)}"
+    ladder, where = style.shortened(board.ladder, 48), style.shortened(machine.machine, 40)
+    what = f"{ladder}: {board.workload['model']} on {where}"
     return f"{what}, torch {machine.torch}; {rounds}"
 
 
@@ -81,7 +82,7 @@ def climb(board: Scoreboard) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(style.PLAIN)
     verdicts = {row.verdict for row, _ in measured if not row.external}
-    dashed = "; dashed: not counted" if any(row.status == "inert" for row, _ in measured) else ""
+    dashed = "; dashed: no effect" if any(row.status == "inert" for row, _ in measured) else ""
     axes.set_xlabel(f"tokens per second{far}{_legend(verdicts)}{dashed}")
     figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure

@@ -66,6 +66,24 @@ def test_one_process_without_the_effect_is_enough_and_how_many_there_were_is_sai
     assert "| no effect in 1 of 2 rounds |" in to_markdown(board)
 
 
+def test_of_several_toggles_each_one_s_rounds_without_effect_are_counted() -> None:
+    both = replace(FUSED, attention="math")
+    took = [{"adamw": False, "attention": True}, {"adamw": True, "attention": False}]
+    found = [record("b", 1, n, toggles=both, measurement=proved(**each)) for n, each in enumerate(took, 1)]
+    board = scoreboard([record(), record(repetition=2), *found])
+    assert board.rows[1].inert_rounds == (1, 2)
+    said = [f"{each} had no effect in 1 of 2 rounds" for each in ("adamw=fused", "attention=math")]
+    assert board.rows[1].error == f"{said[0]}: saw adamw; {said[1]}: saw attention"
+
+
+def test_a_round_without_proofs_leaves_the_rounds_without_effect_uncounted() -> None:
+    idle = record("b", 1, 1, toggles=FUSED, measurement=proved(adamw=False))
+    unproved = record("b", 1, 2, toggles=FUSED, measurement=measurement(proofs=None))
+    row = scoreboard([record(), record(repetition=2), idle, unproved]).rows[1]
+    assert (row.status, row.error) == ("inert", "no proof was taken in round 2")
+    assert row.inert_rounds is None
+
+
 def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_inert_too() -> None:
     idle = proved(adamw=False)
     expected = record("b", 1, toggles=FUSED, expect="inert", measurement=idle)

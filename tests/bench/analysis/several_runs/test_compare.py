@@ -52,7 +52,7 @@ def test_a_rung_that_one_side_tried_and_left_out_is_not_ranked_and_its_try_is_to
     scout = Scout(over="a", ratio=0.9, floor=0.01, carried=False, check="ok", reason=None)
     append(climbed, record("b", 1, kind="scout", toggles=BF16, scout=scout))
     pair = compared(climbed, run_of(tmp_path / "b.jsonl")).pairs[-1]
-    assert (pair.tps, pair.not_ranked) == (None, "left out after a short try (0.90x) in A")
+    assert (pair.tps, pair.not_ranked) == (None, "in A not carried by its short try (0.90x)")
 
 
 def test_the_interval_of_two_runs_is_welch_s() -> None:

@@ -343,6 +343,9 @@ def test_no_page_links_a_picture_that_is_not_drawn() -> None:
     assert all(each.endswith("-rungs.svg") for each in linked)
 
 
+FASTER = "Most tokens per second on this machine: "
+
+
 def test_the_page_of_a_run_names_a_faster_one_of_its_model_and_machine() -> None:
     slow = scoreboard(records_of(("slow", CUDA, 1000.0), ladder="slow"))
     fast = scoreboard(records_of(("fast", replace(CUDA, micro_batch_size=2), 2000.0), ladder="[fast]"))
@@ -350,7 +353,28 @@ def test_the_page_of_a_run_names_a_faster_one_of_its_model_and_machine() -> None
         records_of(("other", CUDA, 3000.0), ladder="other", workload=asdict(Workload(seq_len=512)))
     )
     written = files(assemble([slow, fast, other]))
-    names = [name for name, text in written.items() if "Faster on this machine" in text]
+    names = [name for name, text in written.items() if FASTER in text]
     assert [name.rpartition("/")[2] for name in names] == ["slow.md"]
-    said = "\nFaster on this machine: fast, 2,000 tokens/s (1 round), in [\\[fast\\]]("
-    assert said in written[names[0]]
+    assert f"\n{FASTER}fast, 2,000 tokens/s (1 round), in [\\[fast\\]](" in written[names[0]]
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"toggles": Toggles(device="cpu")},  # on another device of the machine
+        {"toggles": replace(CUDA, residual="bfloat16")},  # which trains otherwise
+        {"measurement": measurement(1000.0)},
+    ],
+    ids=["another device", "other maths", "no faster"],
+)
+def test_a_run_that_does_not_compare_is_not_named_as_a_faster_one(elsewhere: dict[str, Any]) -> None:
+    here = scoreboard(records_of(("here", CUDA, 1000.0), ladder="here"))
+    there = scoreboard(records_of(("there", CUDA, 2000.0), ladder="there", **elsewhere))
+    assert not [text for text in files(assemble([here, there])).values() if FASTER in text]
+
+
+def test_a_run_s_own_rung_that_counts_nowhere_is_not_passed_over_for_a_slower_run() -> None:
+    own = scoreboard(records_of(("own", replace(CUDA, residual="bfloat16"), 3000.0), ladder="own"))
+    slower = scoreboard(records_of(("slower", CUDA, 1000.0), ladder="slower"))
+    assert own.fastest is None
+    assert not [text for text in files(assemble([own, slower])).values() if FASTER in text]
