@@ -11,14 +11,16 @@ from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from _pytest.mark import ParameterSet
-from trainings import FAST, FOUR, every_value, start
+from trainings import COMPANIONS, FAST, FOUR, FROM_THE_START, every_value, start
 
 import gpt2.model.tuned_linear
+from gpt2.config.constraints import check
+from gpt2.config.devices import HOST
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
 from gpt2.proofs.evidence import Finding, StepEvidence
@@ -75,6 +77,17 @@ def case(changes: Mapping[str, object], *wanted: str) -> ParameterSet:
 
 def test_every_toggle_has_a_proof() -> None:
     assert list(PROOFS) == [toggle.name for toggle in fields(Toggles)]
+
+
+def test_every_value_that_cpus_take_is_tried_with_what_it_needs_of_others() -> None:
+    hints = get_type_hints(Toggles)
+    for toggle in fields(Toggles):
+        for value in get_args(hints[toggle.name]):
+            only = toggle.metadata["only"].get(value)
+            if toggle.name in FROM_THE_START or (only and HOST not in only.devices):
+                continue
+            if isinstance(value, str):  # raises where COMPANIONS lacks what the value needs
+                check(replace(FOUR, **{toggle.name: value}, **COMPANIONS.get((toggle.name, value), {})))
 
 
 @pytest.mark.parametrize("changes", [case(changes) for changes in every_value()])
