@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
         ("gpt2.cli", "prepare", "locked/my.txt", "--out", "out"),
         ("gpt2.cli", "train", "locked/x.yaml"),
         pytest.param(("gpt2.cli", "train", "tiny", "--out", "locked/run"), marks=pytest.mark.slow),
-        ("gpt2.cli", "eval", "locked/run", "--hellaswag"),
+        pytest.param(("gpt2.cli", "eval", "locked/run", "--hellaswag"), marks=pytest.mark.slow),
         pytest.param(("gpt2.cli", "export", "locked/run", "out"), marks=pytest.mark.slow),
         pytest.param(("gpt2.cli", "eval", "locked-run", "--val-corpus", "synthetic"), marks=pytest.mark.slow),
         ("bench.cli", "report", "locked/results"),

@@ -76,7 +76,7 @@ def write(folder: Path, found: list[dict[str, Any]]) -> Path:
         pytest.param("measurement", marks=pytest.mark.slow),
         "workload",
         pytest.param("toggles", marks=pytest.mark.slow),
-        "environment",
+        pytest.param("environment", marks=pytest.mark.slow),
         "protocol",
         "",
     ],

@@ -444,7 +444,11 @@ def test_an_empty_argument_is_not_taken_for_the_working_directory(
     [
         (["gpt2", "train", "tiny", "--set", "steps=2"], "gpt2: "),
         pytest.param(["bench", "plan", "smoke"], "bench: ", marks=pytest.mark.slow),
-        (["bench", "run", "smoke"], "bench: this machine could not be probed: torch: "),
+        pytest.param(
+            ["bench", "run", "smoke"],
+            "bench: this machine could not be probed: torch: ",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_log_that_torch_does_not_have_is_told_in_one_line(
@@ -547,7 +551,11 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ("words", "told"),
     [
         (["prepare", "tü.txt", "--out", "here"], "in this locale, whose encoding is ascii"),
-        (["train", "tiny", "--out", "rü"], " was read as ascii, the encoding of this locale"),
+        pytest.param(
+            ["train", "tiny", "--out", "rü"],
+            " was read as ascii, the encoding of this locale",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_in_a_locale_that_lacks_a_names_letters_one_line_says_what_to_set(

@@ -351,7 +351,9 @@ def test_the_process_tells_how_far_it_is(quick: None, tmp_path: Path) -> None:
     [
         ("bench.worker", ["ladders/smoke.yaml", "baseline"]),
         ("bench.external", ["ladders/smoke.yaml", "baseline"]),
-        ("bench.ceiling", ["--device", "cpu", "--tokens", "64", "--model", "tiny"]),
+        pytest.param(
+            "bench.ceiling", ["--device", "cpu", "--tokens", "64", "--model", "tiny"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_what_takes_no_outcome_is_refused_before_anything_is_measured(

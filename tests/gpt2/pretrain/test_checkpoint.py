@@ -83,7 +83,7 @@ COMPILED = replace(FUSED, compile="default")
         pytest.param(FUSED, COMPILED, id="to compiled", marks=pytest.mark.slow),
         pytest.param(COMPILED, PADDED, id="from compiled", marks=pytest.mark.slow),
         pytest.param(FUSED, FAST, id="to the top", marks=pytest.mark.slow),
-        pytest.param(FAST, FUSED, id="from the top"),
+        pytest.param(FAST, FUSED, id="from the top", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(

@@ -197,6 +197,7 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
     assert heeded == [[str(int(expected))]] * 3
 
 
+@pytest.mark.slow
 def test_another_ctrl_c_ends_ranks_too_that_cannot_heed_it(tmp_path: Path) -> None:
     """As one that waits for another within torch's code."""
     deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"

@@ -805,7 +805,14 @@ def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_b
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGINT] * 2, [signal.SIGTERM, signal.SIGHUP]])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param([signal.SIGINT], marks=pytest.mark.slow),
+        [signal.SIGINT] * 2,
+        pytest.param([signal.SIGTERM, signal.SIGHUP], marks=pytest.mark.slow),
+    ],
+)
 def test_signals_end_a_run_in_order_with_a_checkpoint_though_several_come_together(
     numbers: list[signal.Signals], config: Path, tmp_path: Path
 ) -> None:
@@ -888,7 +895,7 @@ def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path
     assert "--resume goes on with it" in said
 
 
-@pytest.mark.parametrize(("started", "wanted"), [("8", "1"), ("1", "2")])
+@pytest.mark.parametrize(("started", "wanted"), [pytest.param("8", "1", marks=pytest.mark.slow), ("1", "2")])
 def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
     started: str, wanted: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -899,6 +906,7 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
     assert f"set toggles.world_size={started}" in said
 
 
+@pytest.mark.slow
 def test_ranks_of_a_launcher_that_does_not_say_which_is_which_are_told_so_in_one_line(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
