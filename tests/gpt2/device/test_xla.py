@@ -217,7 +217,8 @@ def test_a_rung_is_measured_like_any_other(rung: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     outcome = Outcome.model_validate_json((tmp_path / "m.json").read_text())
     assert outcome.status == "ok"
-    assert outcome.warnings == []
+    of_other_work = ("uneven: ", "taken once more: ")  # what else the machine did meanwhile
+    assert [each for each in outcome.warnings if not each.startswith(of_other_work)] == []
     assert outcome.environment
     assert outcome.environment.versions["xla_backend"] == "CPU"
     found = outcome.measurement
