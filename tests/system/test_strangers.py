@@ -78,7 +78,7 @@ def write(folder: Path, found: list[dict[str, Any]]) -> Path:
         pytest.param("toggles", marks=pytest.mark.slow),
         pytest.param("environment", marks=pytest.mark.slow),
         "protocol",
-        "",
+        pytest.param("", marks=pytest.mark.slow),
     ],
 )
 def test_whatever_is_wrong_in_a_record_is_one_line_or_a_table_without_it(part: str, tmp_path: Path) -> None:

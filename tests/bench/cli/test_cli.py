@@ -144,9 +144,8 @@ def test_a_missing_ladder_and_an_unwritable_folder_are_exit_code_2(write_ladder,
         assert len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"), [([], 6), pytest.param(["--allow-failures"], 0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "code"), [([], 6), (["--allow-failures"], 0)])
 def test_a_rung_that_fails_makes_exit_code_6_unless_allowed(
     flags: list[str], code: int, write_ladder, tmp_path: Path
 ) -> None:
